@@ -1,0 +1,209 @@
+"""What an audit found: plain data that is saved as `result.json` and `images.safetensors`, and reported."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pydantic
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict
+
+from fedveil.errors import FedveilError
+from fedveil.fields import problems
+
+# Who reconstructs: the attacker without a defense in the way (ceiling); one who does not know the defense (naive);
+# one who does (adaptive); the attack given noise in place of the update, and the mean training image (floors); and
+# a perfect inversion of the shared gradient, which yields the perturbed input itself (bound).
+Role = Literal["ceiling", "naive", "adaptive", "noise-floor", "mean-floor", "bound"]
+
+Status = Literal["exposed", "partly exposed", "no leakage found by these attacks", "not judged"]
+
+
+class Document(BaseModel):
+    """Base of the parts of a result."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Estimate(Document):
+    """A mean with its bootstrap 95 % interval and the number of values behind it."""
+
+    mean: float
+    low: float
+    high: float
+    count: int
+
+
+class Row(Document):
+    """One line of the table of numbers: who reconstructed, and every metric with its interval."""
+
+    attack: str  # registered name; "" where no attack is run (mean image, perfect inversion)
+    role: Role
+    metrics: dict[str, Estimate]
+    values: dict[str, list[float]]  # metric -> one value per image, in the order of the images
+    strongest: bool = False  # the attacker of the defended updates that recovers most
+
+
+class Verdict(Document):
+    """Three sentences and a status word, with the thresholds that led to it."""
+
+    status: Status
+    sentences: list[str]  # leakage, cost, formal guarantee
+    why: str  # how the status follows from the numbers and the printed thresholds
+
+
+class RoundUtility(Document):
+    """Utility after one round (round 0: before training), as a fraction; None where it was not measured."""
+
+    round: int
+    defended: float | None
+    undefended: float | None
+
+
+class Cost(Document):
+    """What the defense cost. Empty (`rounds` = 0) when the audit did not train."""
+
+    metric: str = "accuracy"  # of the test split, as a fraction
+    rounds: int = 0
+    defended: Estimate | None = None
+    undefended: Estimate | None = None
+    difference: Estimate | None = None  # defended - undefended, paired on the same test examples
+    history: list[RoundUtility] = []
+    seconds_per_round: dict[Literal["defended", "undefended"], float] = {}
+    slowdown: float | None = None  # time of a round with the defense / without
+    bytes_per_round: dict[Literal["up", "down"], int] = {}  # of one client
+
+
+class Trace(Document):
+    """Matching cost against the attack's steps, over all victims."""
+
+    attack: str
+    role: Role
+    steps: list[int]
+    median: list[float]
+    low: list[float]  # lower and upper quartile
+    high: list[float]
+
+
+class AttackRun(Document):
+    """How one attack went."""
+
+    attack: str
+    settings: dict[str, Any]
+    seconds: float
+    restarts: int
+    steps: int
+    victims: int
+    batch_size: int
+    label_recovery: Estimate | None = None  # share of labels read off rightly; None where they were given
+    traces: list[Trace] = []
+
+
+class Assumption(Document):
+    """One switch of the threat model in plain words."""
+
+    switch: str  # "labels"
+    setting: str  # "known"
+    words: str  # "The attacker knows the labels of the batch; they can usually be read off the last layer."
+
+
+class DefenseCard(Document):
+    """What the reader should know of the defense."""
+
+    name: str
+    settings: dict[str, Any]
+    spelled: str  # as the command line writes it
+    summary: str  # what it does in two sentences
+    acts_on: str  # "the gradient of every step"
+    guarantee: str  # one honest sentence
+    formal: bool  # whether it is a formal guarantee at all
+    weaknesses: list[str]
+    paper: str
+    facts: dict[str, str] = {}  # measured or predicted quantities of this run: "cosine to the true gradient": "0.84"
+
+
+class Provenance(Document):
+    """All that is needed to do it again."""
+
+    command: str
+    config: dict[str, Any]
+    seed: int
+    versions: dict[str, str]
+    machine: str
+    hashes: dict[str, str]  # "data", "model" -> SHA-256
+    started: str  # ISO date and time, UTC
+    seconds: float
+
+
+class Result(Document):
+    """The whole finding. Images are kept apart, see `Images`."""
+
+    format: Literal["fedveil-result-1"] = "fedveil-result-1"
+    data: str
+    model: str
+    protocol: str  # "FedSGD, 4 clients, batch 8"
+    defense: DefenseCard
+    verdict: Verdict
+    rows: list[Row]
+    identified_among: int  # candidates per victim in `identified`
+    cost: Cost
+    attacks: list[AttackRun]
+    assumptions: list[Assumption]
+    not_given: list[str]  # what the attacker was not given
+    not_tried: list[str]  # what was not tried
+    provenance: Provenance
+
+    def row(self, role: Role, attack: str | None = None) -> Row | None:
+        """The first row of a role (of one attack, if named), or None."""
+        rows = [row for row in self.rows if row.role == role and attack in (None, row.attack)]
+        return rows[0] if rows else None
+
+
+class Images:
+    """The originals and reconstructions of a result: float arrays in [0, 1], shape (images, channels, h, w)."""
+
+    def __init__(self, originals: NDArray[np.float32], labels: NDArray[np.int64]) -> None:
+        self.originals = originals
+        self.labels = labels
+        self.reconstructions: dict[tuple[str, Role], NDArray[np.float32]] = {}  # by (attack, role)
+
+
+def save_result(result: Result, images: Images, folder: Path) -> None:
+    """Write `result.json` and `images.safetensors` into a folder, each at once or not at all."""
+    from safetensors.numpy import save
+
+    from fedveil.files import write_atomically
+
+    tensors: dict[str, NDArray[Any]] = {
+        "originals": np.ascontiguousarray(images.originals, dtype=np.float32),
+        "labels": np.ascontiguousarray(images.labels, dtype=np.int64),
+    }
+    for (attack, role), pictures in images.reconstructions.items():
+        tensors[f"reconstruction/{attack}/{role}"] = np.ascontiguousarray(pictures, dtype=np.float32)
+    write_atomically(folder / "images.safetensors", save(tensors))
+    write_atomically(folder / "result.json", result.model_dump_json(indent=1).encode())
+
+
+def load_result(folder: Path) -> tuple[Result, Images]:
+    """Read what `save_result` wrote; anything else raises a `FedveilError`."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import load
+
+    try:
+        result = Result.model_validate_json((folder / "result.json").read_bytes())
+        tensors = load((folder / "images.safetensors").read_bytes())
+        images = Images(tensors.pop("originals"), tensors.pop("labels"))
+    except FileNotFoundError as error:
+        raise FedveilError(
+            f"{folder} holds no result: no {Path(str(error.filename)).name} (write one with `fedveil audit --out`)"
+        ) from None
+    except pydantic.ValidationError as error:
+        raise FedveilError(f"{folder / 'result.json'} is not a fedveil result: {problems(error)}") from None
+    except (SafetensorError, KeyError) as error:
+        raise FedveilError(f"{folder / 'images.safetensors'} is damaged: {error}") from None
+    for name, pictures in tensors.items():
+        _, attack, role = name.split("/")
+        images.reconstructions[(attack, role)] = pictures  # type: ignore[index]
+    return result, images

@@ -1,0 +1,22 @@
+"""The one exception a user meets: a line that says what is wrong and what would be right."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class FedveilError(Exception):
+    """Something the user can put right. The command line prints it as one line and exits with 2."""
+
+
+def unknown_name(kind: str, name: str, known: Iterable[str]) -> FedveilError:
+    """The error for a name that is not registered, with the nearest right one.
+
+    >>> str(unknown_name("defense", "gradient-dropuot", ["clip", "gradient-dropout"]))
+    "unknown defense 'gradient-dropuot': did you mean 'gradient-dropout'? There are: clip, gradient-dropout"
+    """
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    hint = f" did you mean '{near[0]}'?" if near else ""
+    return FedveilError(f"unknown {kind} '{name}':{hint} There are: {', '.join(names) or 'none'}")

@@ -1,0 +1,119 @@
+"""Declared things: small frozen dataclasses with validated fields.
+
+A defense, an attack, a data set and a model are all *declared*: a class with typed, validated, keyword-only
+fields and nothing computed in its constructor. The same fields then serve Python, TOML files, the command
+line and the report.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import tomllib
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar, dataclass_transform
+
+import pydantic
+from pydantic import Field
+
+from fedveil.errors import FedveilError
+
+T = TypeVar("T")
+
+Probability = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+KeepProbability = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
+CountOrZero = Annotated[int, Field(ge=0)]
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True)
+def declared(cls: type[T]) -> type[T]:
+    """Class decorator: a frozen, keyword-only dataclass whose fields are validated on construction.
+
+    A bad or unknown field raises one `FedveilError` that lists every problem at once.
+
+    >>> @declared
+    ... class Coin:
+    ...     heads: Probability = 0.5
+    >>> Coin(heads=0.25)
+    Coin(heads=0.25)
+    >>> Coin(heads=2, edge=1)
+    Traceback (most recent call last):
+    fedveil.errors.FedveilError: Coin: heads must be less than or equal to 1 (got 2); no field 'edge' (fields: heads)
+    """
+    config = pydantic.ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+    made = pydantic.dataclasses.dataclass(frozen=True, kw_only=True, config=config)(cls)
+    construct: Callable[..., None] = made.__init__
+
+    def init(self: Any, *arguments: Any, **fields: Any) -> None:
+        # Only the class itself translates; a subclass's own wrapper has the better name to show.
+        try:
+            construct(self, *arguments, **fields)
+        except pydantic.ValidationError as error:
+            raise FedveilError(f"{cls.__name__}: {problems(error, made)}") from None
+
+    init.__doc__ = None
+    made.__init__ = init  # type: ignore[method-assign]
+    return made  # type: ignore[return-value]
+
+
+def problems(error: pydantic.ValidationError, cls: type | None = None) -> str:
+    """All that a pydantic error found, in one line of plain words."""
+    lines = []
+    for item in error.errors():
+        where = ".".join(str(part) for part in item["loc"])
+        if item["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+            known = f" (fields: {', '.join(field_names(cls)) or 'none'})" if cls else ""
+            lines.append(f"no field '{where}'{known}")
+        elif item["type"] == "missing":
+            lines.append(f"{where} is required")
+        elif item["type"] == "value_error":
+            lines.append(str(item["msg"]).removeprefix("Value error, "))
+        else:
+            what = re.sub(r"^Input should be", "must be", item["msg"])
+            lines.append(f"{where} {what} (got {item['input']!r})")
+    return "; ".join(lines)
+
+
+def field_names(cls: type) -> list[str]:
+    """The names of a declared class's fields, in order."""
+    return [field.name for field in dataclasses.fields(cls)]
+
+
+def field_values(thing: object) -> dict[str, Any]:
+    """The fields of a declared thing with their values, nested ones as dicts too."""
+    return dataclasses.asdict(thing)  # type: ignore[call-overload, no-any-return]
+
+
+def parse_spec(text: str) -> tuple[str, dict[str, Any]]:
+    """Read `name` or `name:field=value,field=value` as the command line writes it.
+
+    Values are TOML scalars or lists; a bare word is a string and `8/255` is a fraction.
+
+    >>> parse_spec("gradient-dropout:keep=0.8,sigma=8/255")
+    ('gradient-dropout', {'keep': 0.8, 'sigma': 0.03137254901960784})
+    >>> parse_spec("resnet18:norm=group,stages=[1,2]")
+    ('resnet18', {'norm': 'group', 'stages': [1, 2]})
+    """
+    name, _, rest = text.strip().partition(":")
+    fields: dict[str, Any] = {}
+    # Commas inside brackets belong to a list.
+    for part in re.findall(r"(?:\[[^\]]*\]|[^,\[])+", rest):
+        key, equals, value = part.partition("=")
+        if not equals or not key.strip():
+            raise FedveilError(f"cannot read '{part}' in '{text}': write name:field=value,field=value")
+        fields[key.strip().replace("-", "_")] = parse_value(value.strip())
+    return name.strip(), fields
+
+
+def parse_value(text: str) -> Any:
+    """One value of a spec: a TOML scalar or list, a fraction, or else the bare string."""
+    fraction = re.fullmatch(r"([-+]?[\d.]+)\s*/\s*([\d.]+)", text)
+    try:
+        if fraction:
+            return float(fraction[1]) / float(fraction[2])
+        return tomllib.loads(f"value = {text}")["value"]
+    except (tomllib.TOMLDecodeError, ValueError, ZeroDivisionError):
+        return text

@@ -1,0 +1,174 @@
+"""Registered names: what can be chosen by name, readable without importing torch.
+
+fedveil's own methods are found by reading the sources of their folder: every class under
+`@defenses.register("name")` in `fedveil/defenses/` is a defense. Third parties add theirs through entry points
+of the group `fedveil.defenses` (likewise attacks, datasets, models), and a script through the decorator alone.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any, TypeVar
+
+from fedveil.errors import FedveilError, unknown_name
+from fedveil.fields import field_names, field_values, parse_spec
+
+C = TypeVar("C", bound=type)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What is known of a registered class without importing it."""
+
+    name: str
+    target: str  # "package.module:Class"
+    summary: str  # first line of the class's docstring
+    constants: dict[str, Any] = field(default_factory=dict)  # plain class variables: place, paper, ...
+
+
+class Registry:
+    """The names of one kind of thing.
+
+    Register with one fixed signature; a name can be taken only once::
+
+        @defenses.register("gradient-dropout")
+        @declared
+        class GradientDropout(Defense): ...
+    """
+
+    def __init__(self, kind: str, group: str, package: str) -> None:
+        self.kind = kind
+        self.group = group  # entry-point group of third parties, and the end of the decorator's name
+        self.package = package  # where fedveil's own are
+        self._loaded: dict[str, type] = {}
+
+    def register(self, name: str) -> Callable[[C], C]:
+        """Class decorator that gives a class its name."""
+
+        def add(cls: C) -> C:
+            taken = self._loaded.get(name)
+            if taken is not None and (taken.__module__, taken.__qualname__) != (
+                cls.__module__,
+                cls.__qualname__,
+            ):
+                raise FedveilError(f"the {self.kind} name '{name}' is taken by {taken.__module__}.{taken.__qualname__}")
+            self._loaded[name] = cls
+            cls.name = name  # type: ignore[attr-defined]
+            return cls
+
+        return add
+
+    def entries(self) -> dict[str, Entry]:
+        """Every registered name with what is known of it, sorted, without importing its module."""
+        found = dict(_scan(self.package, f"{self.group.rpartition('.')[2]}.register"))
+        for point in entry_points(group=self.group):
+            found.setdefault(point.name, Entry(point.name, point.value, f"from {_origin(point)}"))
+        for name, cls in self._loaded.items():
+            summary = (cls.__doc__ or "").strip().partition("\n")[0]
+            found.setdefault(name, Entry(name, f"{cls.__module__}:{cls.__qualname__}", summary))
+        return dict(sorted(found.items()))
+
+    def load(self, name: str) -> type:
+        """The class behind a name, importing its module if need be."""
+        if name not in self._loaded:
+            entries = self.entries()
+            if name not in entries:
+                raise unknown_name(self.kind, name, entries)
+            module, _, attribute = entries[name].target.partition(":")
+            cls = getattr(importlib.import_module(module), attribute)
+            self.register(name)(cls)
+        return self._loaded[name]
+
+    def build(self, name: str, **fields: Any) -> Any:
+        """An instance by name and fields; unknown or bad fields raise a `FedveilError`."""
+        return self.load(name)(**fields)
+
+    def parse(self, spec: str) -> Any:
+        """An instance from the command line's `name:field=value,...`."""
+        name, fields = parse_spec(spec)
+        return self.build(name, **fields)
+
+    def describe(self, thing: Any) -> dict[str, Any]:
+        """The name and fields of an instance as plain data: the inverse of `build(**...)`."""
+        return {"name": thing.name, **field_values(thing)}
+
+    def spell(self, thing: Any) -> str:
+        """The instance as the command line writes it, naming only fields that differ from their default."""
+        cls = type(thing)
+        try:
+            plain = cls()
+        except FedveilError:  # some field has no default
+            plain = None
+        parts = []
+        for key in field_names(cls):
+            value = getattr(thing, key)
+            if plain is None or value != getattr(plain, key):
+                parts.append(f"{key}={_plain(value)}")
+        return f"{thing.name}:{','.join(parts)}" if parts else str(thing.name)
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | tuple):
+        return f"[{','.join(_plain(item) for item in value)}]"
+    return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)
+
+
+def _origin(point: EntryPoint) -> str:
+    return point.dist.name if point.dist else point.value
+
+
+@functools.cache
+def _scan(package: str, decorator: str) -> dict[str, Entry]:
+    """Find the registered classes of a package by reading its sources."""
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        return {}
+    found: dict[str, Entry] = {}
+    for folder in spec.submodule_search_locations:
+        for path in sorted(Path(folder).glob("*.py")):
+            for node in ast.parse(path.read_text(encoding="utf-8")).body:
+                if isinstance(node, ast.ClassDef):
+                    for name in _names_given(node, decorator):
+                        summary = (ast.get_docstring(node) or "").partition("\n")[0]
+                        target = f"{package}.{path.stem}:{node.name}"
+                        found[name] = Entry(name, target, summary, _constants(node))
+    return found
+
+
+def _names_given(node: ast.ClassDef, decorator: str) -> list[str]:
+    return [
+        call.args[0].value
+        for call in node.decorator_list
+        if isinstance(call, ast.Call)
+        and ast.unparse(call.func).endswith(decorator)
+        and call.args
+        and isinstance(call.args[0], ast.Constant)
+        and isinstance(call.args[0].value, str)
+    ]
+
+
+def _constants(node: ast.ClassDef) -> dict[str, Any]:
+    found = {}
+    for item in node.body:
+        if isinstance(item, ast.Assign) and len(item.targets) == 1 and isinstance(item.targets[0], ast.Name):
+            try:
+                found[item.targets[0].id] = ast.literal_eval(item.value)
+            except ValueError:
+                continue
+    return found
+
+
+defenses = Registry("defense", "fedveil.defenses", "fedveil.defenses")
+attacks = Registry("attack", "fedveil.attacks", "fedveil.attacks")
+datasets = Registry("data set", "fedveil.datasets", "fedveil.tasks.datasets")
+models = Registry("model", "fedveil.models", "fedveil.tasks.models")
+REGISTRIES = {"defenses": defenses, "attacks": attacks, "datasets": datasets, "models": models}

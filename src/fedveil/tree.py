@@ -1,0 +1,208 @@
+"""Stacked parameter dicts: one tensor per name, whose first axis is the client (or the victim)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from fedveil.errors import FedveilError
+
+
+class Tree(Mapping[str, Tensor]):
+    """An immutable dict of tensors that share their first axis: K clients, each with a tensor of every name.
+
+    >>> tree = Tree({"w": torch.ones(3, 2, 2), "b": torch.zeros(3, 2)})
+    >>> tree.count, tree.size
+    (3, 6)
+    >>> (2 * tree + tree)["w"][0, 0, 0].item()
+    3.0
+    >>> tree.norm()
+    tensor([2., 2., 2.])
+    """
+
+    __slots__ = ("_tensors",)
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = dict(tensors)
+        lengths = {tensor.shape[0] if tensor.dim() else None for tensor in self._tensors.values()}
+        if len(lengths) > 1 or None in lengths:
+            shapes = ", ".join(f"{name} {tuple(t.shape)}" for name, t in self._tensors.items())
+            raise ValueError(f"the tensors of a tree must share their first axis: {shapes}")
+
+    # ---- building and taking apart -------------------------------------------------------------------
+
+    @classmethod
+    def stack(cls, rows: Iterable[Mapping[str, Tensor]]) -> Self:
+        """K plain dicts, one per client, as one tree."""
+        listed = list(rows)
+        return cls({name: torch.stack([row[name] for row in listed]) for name in listed[0]})
+
+    @classmethod
+    def expand(cls, row: Mapping[str, Tensor], count: int) -> Self:
+        """The same plain dict for every one of `count` clients, without copying it."""
+        return cls({name: tensor.unsqueeze(0).expand(count, *tensor.shape) for name, tensor in row.items()})
+
+    @classmethod
+    def concat(cls, trees: Sequence[Tree]) -> Self:
+        """The clients of several trees one after another."""
+        if len(trees) == 1:
+            return cls(trees[0])
+        return cls({name: torch.cat([tree[name] for tree in trees]) for name in trees[0]})
+
+    def row(self, client: int) -> dict[str, Tensor]:
+        """One client's tensors, without the leading axis."""
+        return {name: tensor[client] for name, tensor in self._tensors.items()}
+
+    def rows(self, index: slice | Tensor | Sequence[int]) -> Tree:
+        """Some clients' rows, still stacked."""
+        return Tree({name: tensor[index] for name, tensor in self._tensors.items()})
+
+    # ---- mapping -------------------------------------------------------------------------------------
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def __repr__(self) -> str:
+        inside = ", ".join(f"{name}: {tuple(tensor.shape)}" for name, tensor in self._tensors.items())
+        return f"Tree({inside})"
+
+    @property
+    def count(self) -> int:
+        """The number of clients K (0 for a tree without tensors)."""
+        return next(iter(self._tensors.values())).shape[0] if self._tensors else 0
+
+    @property
+    def size(self) -> int:
+        """The number of entries of one client."""
+        return sum(tensor[0].numel() for tensor in self._tensors.values()) if self.count else 0
+
+    @property
+    def shared(self) -> bool:
+        """Whether every client has one and the same copy (as `expand` makes it)."""
+        return all(tensor.shape[0] > 1 and tensor.stride(0) == 0 for tensor in self._tensors.values())
+
+    # ---- arithmetic ----------------------------------------------------------------------------------
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Tree:
+        """The function applied to every tensor, leading axis included."""
+        return Tree({name: function(tensor) for name, tensor in self._tensors.items()})
+
+    def combine(self, other: Mapping[str, Tensor], function: Callable[[Tensor, Tensor], Tensor]) -> Tree:
+        """The function applied to the pairs of equal name."""
+        if self._tensors.keys() != other.keys():
+            odd = sorted(self._tensors.keys() ^ other.keys())
+            raise ValueError(f"the trees do not have the same names: {', '.join(odd)}")
+        return Tree({name: function(tensor, other[name]) for name, tensor in self._tensors.items()})
+
+    def __add__(self, other: Tree) -> Tree:
+        return self.combine(other, torch.add)
+
+    def __sub__(self, other: Tree) -> Tree:
+        return self.combine(other, torch.sub)
+
+    def __neg__(self) -> Tree:
+        return self.map(torch.neg)
+
+    def __mul__(self, factor: float | Tensor) -> Tree:
+        """Times a number, or times one number per client (a tensor of shape (K,))."""
+        if isinstance(factor, Tensor) and factor.dim() == 1:
+            return self.map(lambda tensor: tensor * per_client(factor, tensor))
+        return self.map(lambda tensor: tensor * factor)
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, divisor: float | Tensor) -> Tree:
+        return self * (1 / divisor)
+
+    def dot(self, other: Mapping[str, Tensor]) -> Tensor:
+        """The inner product of each client's tensors with the other's: shape (K,)."""
+        products = self.combine(other, lambda a, b: (a * b).flatten(1).sum(1))
+        return torch.stack(list(products.values())).sum(0)
+
+    def norm(self, order: float = 2.0) -> Tensor:
+        """The norm of each client's entries taken together: shape (K,)."""
+        norms = [torch.linalg.vector_norm(t.flatten(1), order, dim=1) for t in self._tensors.values()]
+        return torch.linalg.vector_norm(torch.stack(norms), order, dim=0)  # type: ignore[no-any-return]
+
+    def flat(self) -> Tensor:
+        """Every client's entries in one row: shape (K, size)."""
+        return torch.cat([tensor.flatten(1) for tensor in self._tensors.values()], dim=1)
+
+    def unflat(self, matrix: Tensor) -> Tree:
+        """The inverse of `flat`: rows of the matrix in the shapes and names of this tree."""
+        parts = torch.split(matrix, [tensor[0].numel() for tensor in self._tensors.values()], dim=1)
+        shapes = [tensor.shape[1:] for tensor in self._tensors.values()]
+        return Tree({n: p.reshape(-1, *s) for n, p, s in zip(self._tensors, parts, shapes, strict=True)})
+
+    def mean(self, weights: Tensor | None = None) -> dict[str, Tensor]:
+        """The (weighted) mean over clients, summed in client order so that chunking cannot change it."""
+        total = RunningMean()
+        total.add(self, weights)
+        return total.result()
+
+    def isfinite(self) -> Tensor:
+        """Whether all of a client's entries are finite: shape (K,)."""
+        checks = [torch.isfinite(t).flatten(1).all(1) for t in self._tensors.values() if t.is_floating_point()]
+        return torch.stack(checks).all(0) if checks else torch.ones(self.count, dtype=torch.bool)
+
+    def to(self, *arguments: torch.device | torch.dtype | str) -> Tree:
+        """Every floating tensor moved or cast; integers are only moved."""
+
+        def move(tensor: Tensor) -> Tensor:
+            for argument in arguments:
+                if isinstance(argument, torch.dtype) and not tensor.is_floating_point():
+                    continue
+                tensor = tensor.to(argument)
+            return tensor
+
+        return self.map(move)
+
+
+class RunningMean:
+    """A weighted mean over clients that arrive in chunks, in client order.
+
+    Rows are added one by one in double precision: the result does not depend on how the clients were chunked.
+    """
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Tensor] = {}
+        self._types: dict[str, torch.dtype] = {}
+        self._weight = 0.0
+        self.count = 0
+
+    def add(self, tree: Tree, weights: Tensor | None = None) -> None:
+        """Add the clients of a tree, with a weight each (1 if none are given)."""
+        factors = [1.0] * tree.count if weights is None else weights.tolist()
+        for name, tensor in tree.items():
+            self._types[name] = tensor.dtype
+            if name not in self._sums:
+                self._sums[name] = torch.zeros(tensor.shape[1:], dtype=torch.float64, device=tensor.device)
+            for factor, row in zip(factors, tensor, strict=True):
+                self._sums[name].add_(row, alpha=factor)
+        for factor in factors:
+            self._weight += factor
+        self.count += tree.count
+
+    def result(self) -> dict[str, Tensor]:
+        """The mean so far; integer tensors are rounded back to their own type."""
+        if self._weight <= 0:
+            raise FedveilError("no client reported an update: there is no mean to take")
+        means = {name: total / self._weight for name, total in self._sums.items()}
+        return {
+            name: (mean if self._types[name].is_floating_point else mean.round()).to(self._types[name])
+            for name, mean in means.items()
+        }
+
+
+def per_client(values: Tensor, like: Tensor) -> Tensor:
+    """One value per client, shaped to multiply a tensor whose first axis is the client."""
+    return values.reshape(-1, *[1] * (like.dim() - 1))
