@@ -90,22 +90,46 @@ def field_values(thing: object) -> dict[str, Any]:
 def parse_spec(text: str) -> tuple[str, dict[str, Any]]:
     """Read `name` or `name:field=value,field=value` as the command line writes it.
 
-    Values are TOML scalars or lists; a bare word is a string and `8/255` is a fraction.
+    Values are TOML scalars or lists; a bare word is a string and `8/255` is a fraction. Quotes keep a string
+    that would read as something else.
 
     >>> parse_spec("gradient-dropout:keep=0.8,sigma=8/255")
     ('gradient-dropout', {'keep': 0.8, 'sigma': 0.03137254901960784})
     >>> parse_spec("resnet18:norm=group,stages=[1,2]")
     ('resnet18', {'norm': 'group', 'stages': [1, 2]})
+    >>> parse_spec('csv:path="a,b.csv",columns=[age,sex]')
+    ('csv', {'path': 'a,b.csv', 'columns': ['age', 'sex']})
     """
     name, _, rest = text.strip().partition(":")
     fields: dict[str, Any] = {}
-    # Commas inside brackets belong to a list.
-    for part in re.findall(r"(?:\[[^\]]*\]|[^,\[])+", rest):
+    for part in _split(rest) if rest.strip() else []:
         key, equals, value = part.partition("=")
-        if not equals or not key.strip():
+        key = key.strip().replace("-", "_")
+        if not equals or not key or not value.strip():
             raise FedveilError(f"cannot read '{part}' in '{text}': write name:field=value,field=value")
-        fields[key.strip().replace("-", "_")] = parse_value(value.strip())
+        if key in fields:
+            raise FedveilError(f"'{key}' is given twice in '{text}'")
+        fields[key] = parse_value(value.strip())
     return name.strip(), fields
+
+
+def _split(text: str) -> list[str]:
+    """The parts between commas. Those inside quotes or brackets do not part anything."""
+    parts, depth, quote, escaped = [""], 0, "", False
+    for letter in text:
+        if letter == "," and not depth and not quote:
+            parts.append("")
+            continue
+        parts[-1] += letter
+        if quote:
+            ends = letter == quote and not escaped
+            escaped = quote == '"' and letter == "\\" and not escaped
+            quote = "" if ends else quote
+        elif letter in "\"'" and re.search(r"[=\[,]\s*.$", "," + parts[-1]):
+            quote = letter  # only at the start of a value: an apostrophe inside a word is a letter
+        else:
+            depth = max(0, depth + (letter == "[") - (letter == "]"))
+    return parts
 
 
 def parse_value(text: str) -> Any:
@@ -116,4 +140,6 @@ def parse_value(text: str) -> Any:
             return float(fraction[1]) / float(fraction[2])
         return tomllib.loads(f"value = {text}")["value"]
     except (tomllib.TOMLDecodeError, ValueError, ZeroDivisionError):
+        if text.startswith("[") and text.endswith("]"):  # a list of bare words or fractions
+            return [parse_value(item.strip()) for item in _split(text[1:-1])]
         return text

@@ -20,10 +20,12 @@ def write_atomically(path: Path, content: bytes) -> None:
             os.fsync(file.fileno())
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
-    except OSError as error:
+    except BaseException as error:  # also an interrupt from the keyboard leaves nothing behind
         if temporary is not None:
             temporary.unlink(missing_ok=True)
-        raise FedveilError(f"cannot write {path}: {error.strerror}") from None
+        if isinstance(error, OSError):
+            raise FedveilError(f"cannot write {path}: {error.strerror}") from None
+        raise
 
 
 def writable_folder(path: Path) -> Path:

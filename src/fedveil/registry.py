@@ -11,6 +11,9 @@ import ast
 import functools
 import importlib
 import importlib.util
+import json
+import operator
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
@@ -18,7 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fedveil.errors import FedveilError, unknown_name
-from fedveil.fields import field_names, field_values, parse_spec
+from fedveil.fields import field_names, field_values, parse_spec, parse_value
 
 C = TypeVar("C", bound=type)
 
@@ -59,6 +62,9 @@ class Registry:
                 cls.__qualname__,
             ):
                 raise FedveilError(f"the {self.kind} name '{name}' is taken by {taken.__module__}.{taken.__qualname__}")
+            own = None if cls.__module__.startswith(f"{self.package}.") else self._own().get(name)
+            if own is not None:
+                raise FedveilError(f"the {self.kind} name '{name}' is taken by {own.target.replace(':', '.')}")
             self._loaded[name] = cls
             cls.name = name  # type: ignore[attr-defined]
             return cls
@@ -67,7 +73,7 @@ class Registry:
 
     def entries(self) -> dict[str, Entry]:
         """Every registered name with what is known of it, sorted, without importing its module."""
-        found = dict(_scan(self.package, f"{self.group.rpartition('.')[2]}.register"))
+        found = dict(self._own())
         for point in entry_points(group=self.group):
             found.setdefault(point.name, Entry(point.name, point.value, f"from {_origin(point)}"))
         for name, cls in self._loaded.items():
@@ -75,14 +81,26 @@ class Registry:
             found.setdefault(name, Entry(name, f"{cls.__module__}:{cls.__qualname__}", summary))
         return dict(sorted(found.items()))
 
+    def _own(self) -> dict[str, Entry]:
+        return _scan(self.package, f"{self.group.rpartition('.')[2]}.register")
+
     def load(self, name: str) -> type:
         """The class behind a name, importing its module if need be."""
         if name not in self._loaded:
             entries = self.entries()
             if name not in entries:
                 raise unknown_name(self.kind, name, entries)
-            module, _, attribute = entries[name].target.partition(":")
-            cls = getattr(importlib.import_module(module), attribute)
+            target = entries[name].target
+            for point in entry_points(group=self.group):
+                # Which one is meant is not ours to guess. One distribution found twice is no rival of itself.
+                if point.name == name and point.value != target:
+                    both = f"{target} and {point.value} (from {_origin(point)})"
+                    raise FedveilError(f"the {self.kind} name '{name}' is taken twice, by {both}: uninstall one")
+            module, _, attribute = target.partition(":")
+            try:
+                cls = operator.attrgetter(attribute)(importlib.import_module(module))
+            except (ImportError, AttributeError) as error:
+                raise FedveilError(f"cannot load the {self.kind} '{name}' from {target}: {error}") from error
             self.register(name)(cls)
         return self._loaded[name]
 
@@ -119,6 +137,10 @@ def _plain(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, list | tuple):
         return f"[{','.join(_plain(item) for item in value)}]"
+    if isinstance(value, str):
+        # A bare word where it reads as itself, else in quotes. JSON's escapes are TOML's, but for one character.
+        bare = re.fullmatch(r"[\w./ +-]+", value) and value == value.strip() == parse_value(value)
+        return value if bare else json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)
 
 

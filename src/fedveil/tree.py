@@ -58,6 +58,8 @@ class Tree(Mapping[str, Tensor]):
 
     def rows(self, index: slice | Tensor | Sequence[int]) -> Tree:
         """Some clients' rows, still stacked."""
+        if not isinstance(index, slice | Tensor):
+            index = list(index)  # a tuple would index the tensors' further axes
         return Tree({name: tensor[index] for name, tensor in self._tensors.items()})
 
     # ---- mapping -------------------------------------------------------------------------------------
@@ -121,21 +123,23 @@ class Tree(Mapping[str, Tensor]):
     __rmul__ = __mul__
 
     def __truediv__(self, divisor: float | Tensor) -> Tree:
-        return self * (1 / divisor)
+        if isinstance(divisor, Tensor) and divisor.dim() == 1:
+            return self.map(lambda tensor: tensor / per_client(divisor, tensor))
+        return self.map(lambda tensor: tensor / divisor)
 
     def dot(self, other: Mapping[str, Tensor]) -> Tensor:
         """The inner product of each client's tensors with the other's: shape (K,)."""
-        products = self.combine(other, lambda a, b: (a * b).flatten(1).sum(1))
+        products = self.combine(other, lambda a, b: matrix(a * b).sum(1))
         return torch.stack(list(products.values())).sum(0)
 
     def norm(self, order: float = 2.0) -> Tensor:
         """The norm of each client's entries taken together: shape (K,)."""
-        norms = [torch.linalg.vector_norm(t.flatten(1), order, dim=1) for t in self._tensors.values()]
+        norms = [torch.linalg.vector_norm(matrix(t), order, dim=1) for t in self._tensors.values()]
         return torch.linalg.vector_norm(torch.stack(norms), order, dim=0)  # type: ignore[no-any-return]
 
     def flat(self) -> Tensor:
         """Every client's entries in one row: shape (K, size)."""
-        return torch.cat([tensor.flatten(1) for tensor in self._tensors.values()], dim=1)
+        return torch.cat([matrix(tensor) for tensor in self._tensors.values()], dim=1)
 
     def unflat(self, matrix: Tensor) -> Tree:
         """The inverse of `flat`: rows of the matrix in the shapes and names of this tree."""
@@ -151,7 +155,7 @@ class Tree(Mapping[str, Tensor]):
 
     def isfinite(self) -> Tensor:
         """Whether all of a client's entries are finite: shape (K,)."""
-        checks = [torch.isfinite(t).flatten(1).all(1) for t in self._tensors.values() if t.is_floating_point()]
+        checks = [torch.isfinite(matrix(t)).all(1) for t in self._tensors.values() if t.is_floating_point()]
         return torch.stack(checks).all(0) if checks else torch.ones(self.count, dtype=torch.bool)
 
     def to(self, *arguments: torch.device | torch.dtype | str) -> Tree:
@@ -177,10 +181,12 @@ class RunningMean:
         self._sums: dict[str, Tensor] = {}
         self._types: dict[str, torch.dtype] = {}
         self._weight = 0.0
+        self._bare = False
         self.count = 0
 
     def add(self, tree: Tree, weights: Tensor | None = None) -> None:
         """Add the clients of a tree, with a weight each (1 if none are given)."""
+        self._bare = self._bare or not len(tree)
         factors = [1.0] * tree.count if weights is None else weights.tolist()
         for name, tensor in tree.items():
             self._types[name] = tensor.dtype
@@ -194,6 +200,8 @@ class RunningMean:
 
     def result(self) -> dict[str, Tensor]:
         """The mean so far; integer tensors are rounded back to their own type."""
+        if self._bare and not self._sums:
+            return {}  # a model without such tensors, say without buffers: nothing to take the mean of
         if self._weight <= 0:
             raise FedveilError("no client reported an update: there is no mean to take")
         means = {name: total / self._weight for name, total in self._sums.items()}
@@ -206,3 +214,8 @@ class RunningMean:
 def per_client(values: Tensor, like: Tensor) -> Tensor:
     """One value per client, shaped to multiply a tensor whose first axis is the client."""
     return values.reshape(-1, *[1] * (like.dim() - 1))
+
+
+def matrix(tensor: Tensor) -> Tensor:
+    """Each client's entries as one row: shape (K, n), also where a client has a single number."""
+    return tensor.flatten(1) if tensor.dim() > 1 else tensor.unsqueeze(1)

@@ -1,0 +1,161 @@
+"""Choosing a backend: what a model can run on, and which is fastest for it here.
+
+A short calibration times one step on `loop` and on `stacked`; its outcome is kept in a small cache file, so that the
+same run on the same machine always chooses the same and gives the same result to the last bit. `compiled` is chosen
+only where the time it is predicted to save is well above the time it takes to compile.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import platform
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from fedveil.clients.engine import BACKENDS, Backend, Engine, Loss, compiler_found
+from fedveil.errors import FedveilError, unknown_name
+from fedveil.files import write_atomically
+from fedveil.streams import Streams
+from fedveil.tasks.inputs import Inputs, map_inputs
+from fedveil.tree import Tree
+
+log = logging.getLogger("fedveil")
+
+COMPILE_SECONDS = 30.0  # what compiling one function takes
+COMPILED_SAVES = 0.5  # share of the stacked time that compiling saves on small models
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The backend for a model and why."""
+
+    backend: Backend
+    why: str
+
+
+def make_engine(
+    model: nn.Module,
+    loss: Loss,
+    *,
+    backend: Backend = "auto",
+    clients: int,
+    sample: tuple[Inputs, Tensor],
+    steps: int,
+    perturb: str | None = None,
+) -> Engine:
+    """An engine for `steps` steps of `clients` clients, each with a batch like `sample` (one client's batch)."""
+    if backend not in BACKENDS:
+        raise unknown_name("backend", backend, BACKENDS)
+    probe = Engine(model, loss, backend="stacked", perturb=perturb)
+    chunk = min(clients, probe.chunk)
+    choice = choose_backend(model, loss, backend=backend, clients=chunk, sample=sample, steps=steps, perturb=perturb)
+    log.info("backend %s: %s", choice.backend, choice.why)
+    return Engine(model, loss, backend=choice.backend, chunk=chunk, perturb=perturb)
+
+
+def choose_backend(
+    model: nn.Module,
+    loss: Loss,
+    *,
+    backend: Backend,
+    clients: int,
+    sample: tuple[Inputs, Tensor],
+    steps: int,
+    perturb: str | None = None,
+) -> Choice:
+    """Which backend a model should run on; a forced one is checked and taken."""
+    if backend == "loop":
+        return Choice("loop", "as asked")
+    reason = why_not_stacked(model, loss, sample, perturb)
+    if reason is not None:
+        if backend != "auto":
+            raise FedveilError(f"this model cannot run on the backend '{backend}': {reason}; use --backend loop")
+        return Choice("loop", f"the model cannot be stacked: {reason}")
+    if backend != "auto":
+        return Choice(backend, "as asked")
+    seconds = calibrate(model, loss, clients, sample, perturb)
+    stacked, loop = seconds["stacked"], seconds["loop"]
+    saved = stacked * steps * COMPILED_SAVES
+    if saved > 2 * COMPILE_SECONDS and compiler_found():
+        return Choice("compiled", f"saves about {saved:.0f} s over {steps} steps")
+    if stacked <= loop:
+        return Choice("stacked", f"{loop / stacked:.1f} times as fast as the loop")
+    return Choice("loop", f"{stacked / loop:.1f} times as fast as stacking")
+
+
+def why_not_stacked(
+    model: nn.Module, loss: Loss, sample: tuple[Inputs, Tensor], perturb: str | None = None
+) -> str | None:
+    """Why a model cannot run stacked, in one line; None if it can."""
+    engine = Engine(model, loss, backend="stacked", chunk=2, perturb=perturb)
+    try:
+        _one_step(engine, 2, sample)
+    except Exception as error:  # whatever a foreign module raises under vmap is the reason
+        return str(error).strip().partition("\n")[0][:200] or type(error).__name__
+    return None
+
+
+def calibrate(
+    model: nn.Module, loss: Loss, clients: int, sample: tuple[Inputs, Tensor], perturb: str | None = None
+) -> dict[str, float]:
+    """Seconds of one step on `loop` and `stacked`, from the cache or else measured and kept there."""
+    key = _key(model, clients, sample)
+    path = cache_folder() / "calibration.json"
+    known = _read(path)
+    if key not in known:
+        found = {}
+        for backend in ("loop", "stacked"):
+            engine = Engine(model, loss, backend=backend, chunk=clients, perturb=perturb)
+            _one_step(engine, clients, sample)  # the first call pays for set-up
+            found[backend] = min(_one_step(engine, clients, sample) for _ in range(3))
+        known[key] = found
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, json.dumps(known, indent=1).encode())
+        except (OSError, FedveilError) as error:
+            log.info("the calibration is not kept: %s", error)
+    return known[key]
+
+
+def cache_folder() -> Path:
+    """Where fedveil keeps what it can compute again: FEDVEIL_CACHE, or the user's cache folder."""
+    chosen = os.environ.get("FEDVEIL_CACHE")
+    if chosen:
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedveil"
+
+
+def _one_step(engine: Engine, clients: int, sample: tuple[Inputs, Tensor]) -> float:
+    """The seconds of one gradient step of copies of a sample client."""
+    params = {n: p.detach() for n, p in engine.model.named_parameters() if p.requires_grad}
+    buffers = {n: b for n, b in engine.model.named_buffers() if n not in engine.key_names}
+    inputs = map_inputs(lambda tensor: tensor.expand(clients, *tensor.shape), sample[0])
+    targets = sample[1].expand(clients, *sample[1].shape)
+    streams = Streams.seeded(0, range(clients), "calibration")
+    start = time.perf_counter()
+    engine.gradient(Tree.expand(params, clients), Tree.expand(buffers, clients), inputs, targets, streams)
+    return time.perf_counter() - start
+
+
+def _key(model: nn.Module, clients: int, sample: tuple[Inputs, Tensor]) -> str:
+    shapes = [tuple(p.shape) for p in model.parameters()]
+    inputs = sample[0].shape if isinstance(sample[0], Tensor) else {n: t.shape for n, t in sample[0].items()}
+    machine = (platform.processor(), platform.machine(), os.cpu_count(), torch.get_num_threads(), torch.__version__)
+    text = repr((str(model), shapes, clients, inputs, sample[1].shape, machine))
+    return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
+
+
+def _read(path: Path) -> dict[str, dict[str, float]]:
+    """What was measured before; a missing or damaged file counts as nothing."""
+    try:
+        content = json.loads(path.read_text())
+        return {k: {b: float(v[b]) for b in ("loop", "stacked")} for k, v in content.items()}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return {}

@@ -1,0 +1,84 @@
+"""Dropout layers that draw from the client's stream instead of the process's generator.
+
+A dropout layer of `torch.nn` draws from one global generator: under `vmap` all clients would share it, and a run
+would depend on how its clients were chunked. Here every dropout layer of a copy of the model is swapped for one
+whose mask is a hash of a 64-bit key (a buffer, one per client and step) and the entry's position. The same tensor
+code then serves a loop, `vmap` and `torch.compile`, with equal masks.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+_GOLDEN = -7046029254386353131  # 2^64 / golden ratio as a signed 64-bit number, the increment of splitmix64
+_MIX1 = -4658895280553007687  # the multipliers of splitmix64's finalizer
+_MIX2 = -7723592293110705685
+
+
+def _mix(word: Tensor) -> Tensor:
+    """The finalizer of splitmix64 on signed 64-bit words, whose products wrap; shifts are made logical by a mask."""
+    word = (word ^ ((word >> 30) & 0x3FFFFFFFF)) * _MIX1
+    word = (word ^ ((word >> 27) & 0x1FFFFFFFFF)) * _MIX2
+    return word ^ ((word >> 31) & 0x1FFFFFFFF)
+
+
+def keyed_uniform(key: Tensor, size: int) -> Tensor:
+    """`size` numbers in [0, 1) that depend only on the 64-bit key (a tensor without axes): 24 random bits each."""
+    # Exclusive or, and not splitmix64's own sum: the compiler evaluates products with a range of indices itself, and
+    # refuses one that wraps.
+    bits = _mix(_mix(key) ^ torch.arange(size, device=key.device))
+    return ((bits >> 40) & 0xFFFFFF).to(torch.float32) * 2.0**-24
+
+
+def example_key(key: Tensor, place: Tensor | int) -> Tensor:
+    """The key of one example of a batch, for gradients that are taken example by example."""
+    return _mix(key ^ ((place + 1) * _GOLDEN))
+
+
+class KeyedDropout(nn.Module):
+    """Stands in for `nn.Dropout` and its 1d to 3d forms, which drop whole channels.
+
+    `key` is replaced at every call by the client's own; each forward pass moves it on, so that a layer used twice
+    in one pass draws twice.
+    """
+
+    key: Tensor
+
+    def __init__(self, probability: float, channels: bool, spatial: int) -> None:
+        super().__init__()
+        self.probability = probability
+        self.channels = channels
+        self.spatial = spatial  # how many trailing axes are one channel
+        self.register_buffer("key", torch.zeros((), dtype=torch.int64), persistent=False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if not self.training or self.probability == 0:
+            return inputs
+        shape = inputs.shape[: inputs.dim() - self.spatial] if self.channels else inputs.shape
+        uniform = keyed_uniform(self.key, shape.numel()).reshape(shape)
+        self.key.add_(1)
+        keep = 1 - self.probability
+        kept = (uniform < keep).to(inputs.dtype).reshape(*shape, *[1] * (inputs.dim() - len(shape)))
+        return inputs * kept / keep if keep > 0 else inputs * 0
+
+
+_SWAPPED: dict[type[nn.Module], int] = {nn.Dropout: 0, nn.Dropout1d: 1, nn.Dropout2d: 2, nn.Dropout3d: 3}
+
+
+def with_keyed_dropout(model: nn.Module) -> tuple[nn.Module, list[str]]:
+    """A copy of the model whose dropout layers are keyed, and the names of their key buffers."""
+    made = copy.deepcopy(model)
+    keys = []
+    for name, module in list(made.named_modules()):
+        if type(module) in _SWAPPED and isinstance(module, nn.modules.dropout._DropoutNd):
+            spatial = _SWAPPED[type(module)]
+            keyed = KeyedDropout(module.p, channels=spatial > 0, spatial=spatial).train(module.training)
+            parent, _, child = name.rpartition(".")
+            if not name:
+                return keyed, ["key"]
+            setattr(made.get_submodule(parent), child, keyed)
+            keys.append(f"{name}.key")
+    return made, keys

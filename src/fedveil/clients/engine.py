@@ -1,0 +1,358 @@
+"""The one place that computes gradients on the client axis, with three backends that give the same answer.
+
+`loop` runs any `nn.Module` one client after another with plain autograd. `stacked` runs all clients of a chunk at
+once through `torch.func.vmap`. `compiled` compiles that with a fixed number of clients: the last chunk is filled
+with whole dummy clients, so one graph serves any number of clients. Examples are never padded: under batch norm
+that would change the answer.
+"""
+
+from __future__ import annotations
+
+import logging
+import types
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, grad_and_value, vmap
+
+from fedveil.clients.dropout import example_key, with_keyed_dropout
+from fedveil.errors import FedveilError
+from fedveil.streams import Streams
+from fedveil.tasks.inputs import Inputs, leaf, map_inputs, with_leaf
+from fedveil.tree import Tree
+
+log = logging.getLogger("fedveil")
+
+Backend = Literal["auto", "loop", "stacked", "compiled"]
+BACKENDS: tuple[Backend, ...] = ("auto", "loop", "stacked", "compiled")
+Loss = Callable[[Any, Tensor], Tensor]  # (model output, targets) -> mean loss of the batch
+Row = dict[str, Tensor]  # one client's tensors
+
+# Stacked gradients that outgrow the processor's cache cost more than stacking saves.
+CACHE_BYTES = 8 * 2**20
+MOST_STACKED = 32
+
+
+class Gradients(NamedTuple):
+    """What a gradient computation yields on the client axis."""
+
+    update: Tree
+    buffers: Tree  # as the forward pass left them
+    loss: Tensor  # (K,)
+
+
+class Engine:
+    """Gradients of one model and loss for many clients at once.
+
+    `perturb` names the leaf of the inputs that input gradients are taken of (None: the inputs are one tensor).
+    `chunk` bounds how many clients are stacked at a time; by default it is sized by the processor's cache.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        *,
+        backend: Backend = "stacked",
+        chunk: int | None = None,
+        perturb: str | None = None,
+    ) -> None:
+        if backend == "auto" or backend not in BACKENDS:
+            raise FedveilError(f"an engine runs on loop, stacked or compiled, not on '{backend}'")
+        self.model, self.key_names = with_keyed_dropout(model)
+        self.loss_function = loss
+        self.backend = backend
+        self.perturb = perturb
+        size = sum(p.numel() * p.element_size() for p in self.model.parameters())
+        self.chunk = chunk or max(1, min(MOST_STACKED, CACHE_BYTES // max(size, 1)))
+        self._functions: dict[tuple[Any, ...], Callable[..., Any]] = {}
+        self._compiled_shapes: dict[str, tuple[Any, ...]] = {}
+        self._draws: bool | None = None  # whether the model calls torch's own generator; None: not known yet
+
+    # ---- what callers use ----------------------------------------------------------------------------
+
+    def gradient(self, params: Tree, buffers: Tree, inputs: Inputs, targets: Tensor, streams: Streams) -> Gradients:
+        """Each client's gradient of its mean loss, with the moved buffers and the losses."""
+        update, loss, moved = self._run("gradient", params, buffers, inputs, targets, streams)
+        return Gradients(Tree(update), Tree(moved), loss)
+
+    def input_gradient(
+        self, params: Tree, buffers: Tree, inputs: Inputs, targets: Tensor, streams: Streams
+    ) -> tuple[Tensor, Tensor]:
+        """The gradient of each client's loss in the perturbed leaf of its inputs, and the losses."""
+        gradient, loss = self._run("input_gradient", params, buffers, inputs, targets, streams)
+        return gradient, loss
+
+    def example_gradients(self, params: Tree, buffers: Tree, inputs: Inputs, targets: Tensor, streams: Streams) -> Tree:
+        """The gradient of every single example: tensors of shape (K, B, ...)."""
+        if any(isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training for m in self.model.modules()):
+            raise FedveilError(
+                "per-example gradients do not exist under batch norm, which mixes the examples of a batch: "
+                "use a model with group norm (resnet18:norm=group) or none"
+            )
+        return Tree(self._run("example_gradients", params, buffers, inputs, targets, streams))
+
+    def loss(self, params: Tree, buffers: Tree, inputs: Inputs, targets: Tensor, streams: Streams) -> Tensor:
+        """Each client's mean loss: shape (K,)."""
+        return self._run("loss", params, buffers, inputs, targets, streams)  # type: ignore[no-any-return]
+
+    def features(
+        self, layer: str, params: Tree, buffers: Tree, inputs: Inputs, targets: Tensor, streams: Streams
+    ) -> Tensor:
+        """The output of a named layer: shape (K, B, ...)."""
+        if layer not in dict(self.model.named_modules()):
+            raise FedveilError(f"the model has no layer '{layer}'")
+        return self._run(f"features {layer}", params, buffers, inputs, targets, streams)  # type: ignore[no-any-return]
+
+    # ---- pure functions of one client ----------------------------------------------------------------
+
+    def _forward(self, params: Row, buffers: Row, keys: Row, inputs: Inputs) -> tuple[Any, Row]:
+        """The model's output and its moved buffers; nothing that is passed in changes."""
+        moved = {name: buffer.clone() for name, buffer in buffers.items()}
+        state = {**moved, **{name: key.clone() for name, key in keys.items()}}
+        if isinstance(inputs, Mapping):
+            return functional_call(self.model, (params, state), (), dict(inputs)), moved
+        return functional_call(self.model, (params, state), (inputs,)), moved
+
+    def _loss(self, params: Row, buffers: Row, keys: Row, inputs: Inputs, targets: Tensor) -> tuple[Tensor, Row]:
+        output, moved = self._forward(params, buffers, keys, inputs)
+        return self.loss_function(output, targets), moved
+
+    def _loss_of_leaf(
+        self, value: Tensor, params: Row, buffers: Row, keys: Row, inputs: Inputs, targets: Tensor
+    ) -> Tensor:
+        return self._loss(params, buffers, keys, with_leaf(inputs, self.perturb, value), targets)[0]
+
+    def _features(self, layer: str, params: Row, buffers: Row, keys: Row, inputs: Inputs) -> Tensor:
+        caught: list[Tensor] = []
+        handle = self.model.get_submodule(layer).register_forward_hook(lambda *call: caught.append(call[2]))
+        try:
+            self._forward(params, buffers, keys, inputs)
+        finally:
+            handle.remove()
+        return caught[-1]
+
+    # ---- the same with torch.func, for one client: what `vmap` and `compile` wrap -----------------------
+
+    def _pure(self, kind: str) -> Callable[..., Any]:
+        if kind == "gradient":
+
+            def gradient(params: Row, buffers: Row, keys: Row, inputs: Inputs, targets: Tensor) -> Any:
+                update, (loss, moved) = grad_and_value(self._loss, has_aux=True)(params, buffers, keys, inputs, targets)
+                return update, loss, moved
+
+            return gradient
+        if kind == "input_gradient":
+
+            def input_gradient(params: Row, buffers: Row, keys: Row, inputs: Inputs, targets: Tensor) -> Any:
+                value = leaf(inputs, self.perturb)
+                return grad_and_value(self._loss_of_leaf)(value, params, buffers, keys, inputs, targets)
+
+            return input_gradient
+        if kind == "example_gradients":
+
+            def one(place: Tensor, params: Row, buffers: Row, keys: Row, inputs: Inputs, target: Tensor) -> Row:
+                single = map_inputs(lambda tensor: tensor.unsqueeze(0), inputs)
+                own = {name: example_key(key, place) for name, key in keys.items()}
+                update, _ = grad(self._loss, has_aux=True)(params, buffers, own, single, target.unsqueeze(0))
+                return update  # type: ignore[no-any-return]
+
+            def example_gradients(params: Row, buffers: Row, keys: Row, inputs: Inputs, targets: Tensor) -> Any:
+                places = torch.arange(len(targets), device=targets.device)
+                every = vmap(one, in_dims=(0, None, None, None, 0, 0))
+                return every(places, params, buffers, keys, inputs, targets)
+
+            return example_gradients
+        if kind == "loss":
+            return lambda *arguments: self._loss(*arguments)[0]
+        layer = kind.removeprefix("features ")
+        return lambda params, buffers, keys, inputs, targets: self._features(layer, params, buffers, keys, inputs)
+
+    # ---- and with plain autograd, for any module -------------------------------------------------------
+
+    def _plain(self, kind: str, params: Row, buffers: Row, keys: Row, inputs: Inputs, targets: Tensor) -> Any:
+        params = {name: tensor.detach() for name, tensor in params.items()}
+        if kind == "gradient":
+            live = {name: tensor.requires_grad_() for name, tensor in params.items()}
+            loss, moved = self._loss(live, buffers, keys, inputs, targets)
+            return _gradients(loss, live), loss.detach(), {n: t.detach() for n, t in moved.items()}
+        if kind == "input_gradient":
+            value = leaf(inputs, self.perturb).detach().requires_grad_()
+            loss = self._loss_of_leaf(value, params, buffers, keys, inputs, targets)
+            return torch.autograd.grad(loss, value)[0], loss.detach()
+        if kind == "example_gradients":
+            rows = []
+            for i in range(len(targets)):
+                live = {name: tensor.detach().requires_grad_() for name, tensor in params.items()}
+                single = map_inputs(lambda tensor, i=i: tensor[i : i + 1], inputs)  # type: ignore[misc]
+                own = {name: example_key(key, i) for name, key in keys.items()}
+                loss, _ = self._loss(live, buffers, own, single, targets[i : i + 1])
+                rows.append(_gradients(loss, live))
+            return dict(Tree.stack(rows))
+        with torch.no_grad():
+            if kind == "loss":
+                return self._loss(params, buffers, keys, inputs, targets)[0]
+            return self._features(kind.removeprefix("features "), params, buffers, keys, inputs)
+
+    # ---- running on the client axis --------------------------------------------------------------------
+
+    def _run(self, kind: str, params: Tree, buffers: Tree, inputs: Inputs, targets: Tensor, streams: Streams) -> Any:
+        keys: Row = {}
+        if self.key_names and self.model.training:
+            keys = {name: streams.fold(name).key64().to(targets.device) for name in self.key_names}
+        elif self.key_names:
+            keys = {name: torch.zeros(len(targets), dtype=torch.int64) for name in self.key_names}
+        arguments = (dict(params), dict(buffers), keys, inputs, targets)
+        if self.backend == "loop":
+            return self._looped(kind, arguments, streams)
+        shared = params.shared
+        parts = []
+        for start in range(0, len(targets), self.chunk):
+            part = _map(lambda t, start=start: t[start : start + self.chunk], arguments)  # type: ignore[misc]
+            parts.append(self._chunk(kind, shared, part))
+        return parts[0] if len(parts) == 1 else _zip(torch.cat, parts)
+
+    def _looped(self, kind: str, arguments: tuple[Any, ...], streams: Streams) -> Any:
+        rows = []
+        for k in range(len(arguments[4])):
+            row = _map(lambda t, k=k: t[k], arguments)  # type: ignore[misc]
+            if self._draws is False:
+                rows.append(self._plain(kind, *row))
+                continue
+            # What the model draws by itself (functional dropout) comes from the client's stream too.
+            with torch.random.fork_rng(devices=[]):
+                state = _generator_state(streams.rows([k]).fold("torch"))
+                torch.set_rng_state(state)
+                rows.append(self._plain(kind, *row))
+                if self._draws is None:  # the first call tells whether the model draws at all
+                    self._draws = not torch.equal(state, torch.get_rng_state())
+        return _zip(torch.stack, rows)
+
+    def _chunk(self, kind: str, shared: bool, arguments: tuple[Any, ...]) -> Any:
+        """One chunk of clients, through the compiled function where its shapes are those it was compiled for."""
+        count = len(arguments[4])
+        if shared:  # one copy of the weights serves all: cheaper than K equal ones
+            arguments = ({name: tensor[0] for name, tensor in arguments[0].items()}, *arguments[1:])
+        dims = (None if shared else 0, 0, 0, 0, 0)
+        if self.backend == "compiled":
+            shapes = (shared, _shapes(arguments[3:]))
+            # A ragged last batch is rare: it is not worth half a minute of compiling, and runs stacked.
+            if self._compiled_shapes.setdefault(kind, shapes) == shapes and compiler_found():
+                padded = (arguments[0] if shared else _pad(arguments[0], self.chunk), *_pad(arguments[1:], self.chunk))
+                result = self._function(kind, dims, compiled=True)(*padded)
+                return _map(lambda tensor: tensor[:count], result) if count < self.chunk else result
+        return self._function(kind, dims, compiled=False)(*arguments)
+
+    def _function(self, kind: str, dims: tuple[int | None, ...], compiled: bool) -> Callable[..., Any]:
+        key = (kind, dims, compiled)
+        if key not in self._functions:
+            stacked = vmap(self._pure(kind), in_dims=dims, randomness="error")
+            self._functions[key] = compile_once(stacked, kind) if compiled else stacked
+        return self._functions[key]
+
+
+def compile_once(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """`torch.compile` of one function for one set of shapes, with a code object of its own.
+
+    Dynamo counts recompilations per code object, and every `vmap` in a process shares one: after a few models it
+    would silently stop compiling. A copy of the code object gives each function its own count, and `fullgraph`
+    turns a fall-back into an error; that error is told once and the function runs uncompiled from then on.
+    """
+
+    def call(*arguments: Any) -> Any:
+        return function(*arguments)
+
+    code = call.__code__.replace(co_name=f"fedveil_{name.split()[0]}")
+    own = types.FunctionType(code, call.__globals__, code.co_name, None, call.__closure__)
+    compiled = torch.compile(own, fullgraph=True, dynamic=False)
+    failed = False
+
+    def run(*arguments: Any) -> Any:
+        nonlocal failed
+        if not failed:
+            # A graph the compiler cannot handle is told in one line below; its own log runs to thousands.
+            noisy = logging.getLogger("torch._inductor")
+            level = noisy.level
+            noisy.setLevel(logging.CRITICAL + 1)
+            try:
+                return compiled(*arguments)
+            except Exception as error:  # the compiler's own errors share no base class
+                failed = True
+                log.warning("%s runs uncompiled: %s", name, str(error).strip().partition("\n")[0])
+            finally:
+                noisy.setLevel(level)
+        return function(*arguments)
+
+    return run
+
+
+_compiler: list[bool] = []
+
+
+def compiler_found() -> bool:
+    """Whether a C++ compiler is there; said once if not."""
+    if not _compiler:
+        from torch._inductor.cpp_builder import get_cpp_compiler
+
+        try:
+            get_cpp_compiler()
+            _compiler.append(True)
+        except Exception as error:  # torch raises InvalidCxxCompiler, a class that moved between releases
+            _compiler.append(False)
+            reason = str(error).strip().partition("\n")[0]
+            log.warning("no C++ compiler was found (%s): going on uncompiled; install g++ for speed", reason)
+    return _compiler[0]
+
+
+def _gradients(loss: Tensor, params: Row) -> Row:
+    """The gradient of a loss in every parameter; zeros for one that the loss does not touch."""
+    found = torch.autograd.grad(loss, list(params.values()), allow_unused=True)
+    pairs = zip(params.items(), found, strict=True)
+    return {name: torch.zeros_like(p) if g is None else g for (name, p), g in pairs}
+
+
+def _generator_state(streams: Streams) -> Tensor:
+    """A whole state for torch's generator from the client's stream: its seed alone would keep 32 bits."""
+    state = torch.Generator().manual_seed(0).get_state()
+    words = 624  # of the Mersenne twister, 32 bits each in 64-bit places behind a header of 24 bytes
+    fresh = streams.integers(2**32, words)[0]
+    state[24 : 24 + 8 * words] = fresh.to(torch.int64).view(torch.uint8)
+    return state
+
+
+def _map(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
+    if isinstance(tree, Tensor):
+        return function(tree)
+    if isinstance(tree, Mapping):
+        return {name: _map(function, value) for name, value in tree.items()}
+    return tuple(_map(function, value) for value in tree)
+
+
+def _zip(function: Callable[[list[Tensor]], Tensor], trees: list[Any]) -> Any:
+    first = trees[0]
+    if isinstance(first, Tensor):
+        return function(trees)
+    if isinstance(first, Mapping):
+        return {name: _zip(function, [tree[name] for tree in trees]) for name in first}
+    return tuple(_zip(function, list(column)) for column in zip(*trees, strict=True))
+
+
+def _pad(tree: Any, count: int) -> Any:
+    """Whole dummy clients, copies of the first, behind the others."""
+
+    def pad(tensor: Tensor) -> Tensor:
+        missing = count - tensor.shape[0]
+        return torch.cat([tensor, tensor[:1].expand(missing, *tensor.shape[1:])]) if missing else tensor
+
+    return _map(pad, tree)
+
+
+def _shapes(tree: Any) -> tuple[Any, ...]:
+    """The shapes behind the client axis: what a compiled function is specialized to."""
+    if isinstance(tree, Tensor):
+        return tuple(tree.shape[1:])
+    if isinstance(tree, Mapping):
+        return tuple((name, _shapes(value)) for name, value in sorted(tree.items()))
+    return tuple(_shapes(value) for value in tree)

@@ -1,0 +1,124 @@
+"""The extension point: a defense acts at one place on the client's way from data to update."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from torch import Tensor
+
+from fedveil.clients.batch import ClientBatch, Shared
+from fedveil.streams import Streams
+from fedveil.tasks.inputs import Inputs
+from fedveil.tree import Tree
+
+Place = Literal["sample", "data", "gradient", "upload", "server"]  # chains run in this order
+PLACES: tuple[Place, ...] = ("sample", "data", "gradient", "upload", "server")
+Kind = Literal["gradient", "weights", "delta"]  # what a message carries
+
+
+@dataclass(frozen=True)
+class Exposure:
+    """How much is sent over a run: what a guarantee must be composed over."""
+
+    parameters: int  # entries of one update
+    rounds: int
+    steps_per_round: int  # updates a client sends in a round it takes part in
+    sampling_rate: float  # share of clients in a round
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """What a defense promises, in one honest sentence."""
+
+    sentence: str
+    formal: bool = False
+    epsilon: float | None = None
+    delta: float | None = None
+
+
+NO_GUARANTEE = Guarantee("Formal guarantee: none.")
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What every attacker knows besides the update: the public settings of the run."""
+
+    kind: Kind = "gradient"
+    batch_size: int = 1
+    steps: int = 1  # local steps behind one update
+    lr: float = 0.1
+
+
+@dataclass(frozen=True)
+class Knowledge:
+    """What an attacker who knows the defense matches in place of the raw update.
+
+    `target` is an estimate of the true update, `weight` the trust in each entry (0 leaves it out). They are inputs
+    of one compiled attack, so the naive and the adaptive attacker, the floor and the ceiling all share it.
+    """
+
+    target: Tree
+    weight: Tree
+    # For defenses that perturb the data: functions of candidate inputs and standard normal noise of their shape, run
+    # in this order, that give what the gradient was taken at. The attack draws the noise anew at every step.
+    simulate: tuple[Callable[[Tensor, Tensor], Tensor], ...] = ()
+
+
+class Defense:
+    """Base of all defenses: a declared class that overrides the hooks of its place.
+
+    A data defense overrides `perturb`, a gradient or upload defense `protect`; one that must own the whole step
+    overrides `gradient`; a server-side one `aggregate`. All tensors are stacked: their first axis is the client.
+    """
+
+    name: ClassVar[str] = "defense"  # set by the registry
+    place: ClassVar[Place] = "gradient"
+    of: ClassVar[tuple[Kind, ...]] = ("gradient", "weights", "delta")  # which messages it can protect
+    state_scope: ClassVar[Literal["round", "run"]] = "round"
+    needs: ClassVar[frozenset[str]] = frozenset()  # "validation", "linear layer", ...
+    paper: ClassVar[str] = ""
+    weaknesses: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def acts_at(self) -> Place:
+        """Where this instance acts; a defense with a field `at` lets the user choose."""
+        return getattr(self, "at", self.place)
+
+    def sample(self, labels: Tensor, size: int, streams: Streams) -> Tensor | None:
+        """Choose the examples of a batch by their labels; None leaves the choice to the protocol."""
+        return None
+
+    def perturb(self, batch: ClientBatch) -> Inputs:
+        """Change the inputs before the gradient is taken."""
+        return batch.inputs
+
+    def gradient(self, batch: ClientBatch) -> Shared:
+        """The whole step, for a defense that must own it. At most one in a chain."""
+        return batch.share()
+
+    def protect(self, update: Tree, batch: ClientBatch) -> Tree:
+        """Change the gradient of a step, or the update before upload."""
+        return update
+
+    def aggregate(self, updates: Tree, weights: Tensor, streams: Streams) -> Tree:
+        """Change the updates on a trusted server, before their mean is taken."""
+        return updates
+
+    def guarantee(self, exposure: Exposure) -> Guarantee:
+        """What is promised over a run."""
+        return NO_GUARANTEE
+
+    def knowledge(self, observed: Tree, facts: Facts) -> Knowledge:
+        """What an attacker who knows this defense and its settings makes of an observed update."""
+        return Knowledge(target=observed, weight=observed.map(lambda tensor: tensor.new_ones(()).expand_as(tensor)))
+
+    def measures(self, update: Tree) -> dict[str, float]:
+        """Predicted effects on a true update, for the report: plain names and numbers."""
+        return {}
+
+
+def owns_step(defense: Defense) -> bool:
+    """Whether a defense overrides the whole step."""
+    return type(defense).gradient is not Defense.gradient

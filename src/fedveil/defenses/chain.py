@@ -1,0 +1,150 @@
+"""Chains: several defenses composed in the order of their places."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from fedveil.clients.batch import ClientBatch, Shared
+from fedveil.defenses.base import NO_GUARANTEE, PLACES, Defense, Exposure, Facts, Guarantee, Kind, Knowledge, owns_step
+from fedveil.errors import FedveilError
+from fedveil.registry import defenses as registry
+from fedveil.streams import Streams
+from fedveil.tree import Tree
+
+States = list[dict[str, Tensor]]  # the memory of each place of a chain, stacked over K clients
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Defenses in the order they run: by place (sample, data, gradient, upload, server), then as given.
+
+    At most one may own the whole step; the data defenses before it hand it their inputs, the gradient defenses
+    after it get its update.
+    """
+
+    defenses: tuple[Defense, ...] = ()
+
+    def __post_init__(self) -> None:
+        ordered = sorted(self.defenses, key=lambda defense: PLACES.index(defense.acts_at))  # stable
+        object.__setattr__(self, "defenses", tuple(ordered))
+        owners = [defense.name for defense in ordered if owns_step(defense)]
+        if len(owners) > 1:
+            raise FedveilError(f"{' and '.join(owners)} each own the whole step: a chain may hold one of them")
+
+    @classmethod
+    def of(cls, defense: Defense | Chain | Sequence[Defense] | str | None) -> Chain:
+        """A chain from whatever names one: a defense, several, `"clip:norm=1+gaussian-noise"`, or None."""
+        if isinstance(defense, Chain):
+            return defense
+        if isinstance(defense, str):
+            return cls(tuple(registry.parse(part) for part in defense.split("+")))
+        if isinstance(defense, Defense):
+            return cls((defense,))
+        return cls(tuple(defense or ()))
+
+    def __str__(self) -> str:
+        return "+".join(registry.spell(defense) for defense in self.defenses) or "none"
+
+    def new_states(self) -> States:
+        """An empty memory for every place."""
+        return [{} for _ in self.defenses]
+
+    def check_message(self, kind: Kind) -> None:
+        """Refuse a defense that cannot protect what this protocol sends."""
+        for defense in self.defenses:
+            if kind not in defense.of:
+                able = " or ".join(defense.of)
+                raise FedveilError(
+                    f"{defense.name} protects {able}, but this protocol sends a {kind}: "
+                    + ("use the protocol fedavg" if kind == "gradient" else "use another defense")
+                )
+
+    # ---- the client's side -----------------------------------------------------------------------------
+
+    def step(self, batch: ClientBatch, states: States) -> Shared:
+        """One step of K clients: perturb the data, take the gradient, protect it."""
+        for place, defense in self._at("data"):
+            if not owns_step(defense):
+                batch.inputs = defense.perturb(batch.at(place, states[place]))
+        owner = next(((p, d) for p, d in enumerate(self.defenses) if owns_step(d)), None)
+        shared = owner[1].gradient(batch.at(owner[0], states[owner[0]])) if owner else batch.share()
+        update = shared.update
+        for place, defense in self._at("gradient"):
+            update = defense.protect(update, batch.at(place, states[place]))
+        return Shared(update, shared.buffers, shared.loss, shared.seen)
+
+    def upload(self, update: Tree, batch: ClientBatch, states: States) -> Tree:
+        """Protect what is uploaded at the end of a round (under FedSGD: every gradient)."""
+        for place, defense in self._at("upload"):
+            update = defense.protect(update, batch.at(place, states[place]))
+        return update
+
+    def sample(self, labels: Tensor, size: int, streams: Streams) -> Tensor | None:
+        """The batch that a sampling defense composes, or None if there is none."""
+        for place, defense in self._at("sample"):
+            chosen = defense.sample(labels, size, streams.fold("place", place))
+            if chosen is not None:
+                return chosen
+        return None
+
+    # ---- the server's side -----------------------------------------------------------------------------
+
+    @property
+    def aggregates(self) -> bool:
+        """Whether a trusted server takes part: it then needs all updates of a step together."""
+        return bool(self._at("server"))
+
+    def aggregate(self, updates: Tree, weights: Tensor, streams: Streams) -> Tree:
+        """What a trusted server does to the updates before it takes their mean."""
+        for place, defense in self._at("server"):
+            updates = defense.aggregate(updates, weights, streams.fold("place", place))
+        return updates
+
+    # ---- what is promised, and what an attacker can make of it -----------------------------------------
+
+    def guarantee(self, exposure: Exposure) -> Guarantee:
+        """The formal guarantee of a single defense; of several, those of each that has one, side by side."""
+        each = [defense.guarantee(exposure) for defense in self.defenses]
+        formal = [guarantee for guarantee in each if guarantee.formal]
+        if len(each) == 1:
+            return each[0]
+        if not formal:
+            return NO_GUARANTEE
+        return Guarantee(" ".join(guarantee.sentence for guarantee in formal), formal=True)
+
+    def knowledge(self, observed: Tree, facts: Facts) -> Knowledge:
+        """Undo the chain from its end: each defense sees the estimate that the later ones left."""
+        known = Defense().knowledge(observed, facts)
+        for defense in reversed(self.defenses):
+            step = defense.knowledge(known.target, facts)
+            weight = step.weight.combine(known.weight, torch.mul)
+            known = Knowledge(step.target, weight, step.simulate + known.simulate)
+        return known
+
+    def _at(self, place: str) -> list[tuple[int, Defense]]:
+        return [(i, defense) for i, defense in enumerate(self.defenses) if defense.acts_at == place]
+
+
+@dataclass
+class ClientStates:
+    """The memory of every client and place, across steps whose groups of clients differ."""
+
+    _rows: dict[int, list[dict[str, Tensor]]] = field(default_factory=dict)
+
+    def gather(self, clients: Sequence[int], chain: Chain) -> States:
+        """The states of some clients, stacked."""
+        empty = chain.new_states()
+        rows = [self._rows.get(client, empty) for client in clients]
+        return [
+            {name: torch.stack([row[place][name] for row in rows]) for name in rows[0][place]}
+            for place in range(len(chain.defenses))
+        ]
+
+    def scatter(self, clients: Sequence[int], states: States) -> None:
+        """Keep what a step left in the stacked states."""
+        for k, client in enumerate(clients):
+            self._rows[client] = [{name: tensor[k] for name, tensor in state.items()} for state in states]

@@ -1,0 +1,31 @@
+"""Clipping: bound the norm of what is shared."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from fedveil.clients.batch import ClientBatch
+from fedveil.defenses.base import Defense
+from fedveil.fields import Positive, declared
+from fedveil.registry import defenses
+from fedveil.tree import Tree
+
+
+@defenses.register("clip")
+@declared
+class Clip(Defense):
+    """Scale each client's update down to a norm of at most `norm`.
+
+    Bounds the sensitivity for noise that follows in a chain; on its own it hides the scale only, which an attack
+    on the direction (cosine) does not need.
+    """
+
+    weaknesses = ("The direction of the gradient, which is all that a cosine attack matches, is untouched.",)
+    norm: Positive = 1.0
+    order: Literal["l1", "l2"] = "l2"
+    at: Literal["gradient", "upload"] = "gradient"
+
+    def protect(self, update: Tree, batch: ClientBatch) -> Tree:
+        """g · min(1, norm/‖g‖) for each client."""
+        length = update.norm(1.0 if self.order == "l1" else 2.0)
+        return update * (self.norm / length.clamp_min(self.norm))

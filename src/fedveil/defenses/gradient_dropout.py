@@ -1,0 +1,124 @@
+"""Gradient Dropout (Sotthiwat et al.): keep a random part of every gradient, replace the rest by decoys."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedveil.clients.batch import ClientBatch
+from fedveil.defenses.base import Defense, Exposure, Facts, Guarantee, Knowledge
+from fedveil.fields import KeepProbability, NonNegative, declared
+from fedveil.registry import defenses
+from fedveil.tree import Tree, per_client
+
+
+@defenses.register("gradient-dropout")
+@declared
+class GradientDropout(Defense):
+    """Keep each entry with probability `keep`, scaled by 1/keep; draw the others from N(0, sigma²).
+
+    Unbiased, and no formal privacy: an attacker who knows `sigma` can often tell decoys from gradients (see
+    `knowledge`). Under FedAvg it acts on each local step's gradient; `at="upload"` acts once on the update.
+    """
+
+    paper = "Sotthiwat et al., Safeguarding Federated Learning from Data Reconstruction Attacks via Gradient Dropout"
+    weaknesses = (
+        "Kept entries go out exactly, times a known factor.",
+        "Decoys of one spread stand out in layers whose gradients have another: see match_spread.",
+        "The error of each entry that the paper bounds from below (Theorem 1) is no privacy: 2g has it too.",
+    )
+    keep: KeepProbability = 0.8  # p in the paper
+    sigma: NonNegative = 5e-3
+    match_spread: bool = False  # decoys with each layer's own spread in place of sigma (the wish of Fig. 9)
+    at: Literal["gradient", "upload"] = "gradient"
+
+    def protect(self, update: Tree, batch: ClientBatch) -> Tree:
+        """Algorithm 1: every layer, every entry, fresh each time."""
+
+        def drop(g: Tensor) -> Tensor:
+            kept = batch.streams.uniform_like(g) < self.keep
+            return torch.where(kept, g / self.keep, self._spread(g) * batch.streams.normal_like(g))
+
+        return update.map(drop)
+
+    def _spread(self, g: Tensor) -> Tensor | float:
+        if not self.match_spread:
+            return self.sigma
+        return per_client(g.flatten(1).square().mean(1).sqrt(), g)
+
+    def guarantee(self, exposure: Exposure) -> Guarantee:
+        """None."""
+        return Guarantee("Formal guarantee: none; Gradient Dropout is not differentially private.")
+
+    def knowledge(self, observed: Tree, facts: Facts) -> Knowledge:
+        """The posterior that an entry was kept, from its likelihood as a decoy and as a gradient.
+
+        A kept entry comes from its tensor's own distribution, fitted as a mixture of centered Gaussians; a decoy
+        from N(0, sigma²). Entries are matched rescaled by `keep` and weighted by that posterior.
+        """
+        weight = observed.map(lambda tensor: self._posterior(tensor.flatten(1)).reshape(tensor.shape))
+        return Knowledge(target=observed * self.keep, weight=weight)
+
+    def _posterior(self, values: Tensor) -> Tensor:
+        """P(kept | value) for every entry of one tensor of each client: shape (K, n)."""
+        spread = values.square().mean(1, keepdim=True)
+        if self.match_spread:
+            # E[value²] = s²/keep + (1 − keep)·s² with s the gradient's own spread, which the decoys share.
+            decoy = spread / (1 / self.keep + 1 - self.keep)
+        else:
+            decoy = torch.full_like(spread, self.sigma**2)
+        return kept_posterior(values, self.keep, decoy.clamp_min(1e-30))
+
+    def measures(self, update: Tree) -> dict[str, float]:
+        """The exact effects on a true gradient, mean over clients.
+
+        Expected squared error per entry (1−p)/p·g² + (1−p)σ², and the cosine 1/√(1/p + (1−p)σ²d/‖g‖²) ≤ √p that
+        Theorem 4 leads to. The added variance of a model update is the learning rate squared times the error.
+        """
+        p = self.keep
+        squares = torch.stack([g.flatten(1).square().sum(1) for g in update.values()])  # (tensors, K)
+        decoys = torch.stack([g[0].numel() * self._variance(g) for g in update.values()])  # Σ σ² over entries
+        total, noise = squares.sum(0), (1 - p) * decoys.sum(0)
+        error = (1 - p) / p * total + noise
+        cosine = (1 / p + noise / total.clamp_min(1e-30)).rsqrt()
+        return {
+            "expected squared error per entry": float((error / update.size).mean()),
+            "expected squared error of an update before the learning rate": float(error.mean()),
+            "predicted cosine to the true gradient": float(cosine.mean()),
+            "largest cosine this keep allows (√p)": p**0.5,
+        }
+
+    def _variance(self, g: Tensor) -> Tensor:
+        spread = self._spread(g)
+        return spread.flatten().square() if isinstance(spread, Tensor) else g.new_full((len(g),), spread**2)
+
+
+def kept_posterior(values: Tensor, keep: float, decoy: Tensor, components: int = 4, rounds: int = 25) -> Tensor:
+    """P(kept) of every value (K, n): a mixture of centered Gaussians against decoys of a known variance (K, 1).
+
+    Gradients within one tensor are heavy-tailed, so one Gaussian fits them badly. The share of decoys, 1 − keep, is
+    known; the shares and variances of the gradient's components are fitted by expectation-maximization.
+    """
+    square = values.square()
+    spread = square.mean(1, keepdim=True).clamp_min(1e-30)
+    scales = torch.logspace(-3, 1, components, dtype=values.dtype, device=values.device)
+    variance = spread * scales  # (K, components)
+    share = torch.full_like(variance, keep / components)
+    posterior = values.new_zeros(values.shape)
+    for _ in range(rounds):
+        log_kept = torch.log(share)[:, None] + log_normal(square[..., None], variance[:, None])  # (K, n, components)
+        log_decoy = torch.log(torch.tensor(max(1 - keep, 1e-12))) + log_normal(square, decoy)
+        log_total = torch.logaddexp(torch.logsumexp(log_kept, -1), log_decoy)
+        duty = torch.exp(log_kept - log_total[..., None])
+        posterior = duty.sum(-1)
+        mass = duty.sum(1).clamp_min(1e-12)
+        variance = ((duty * square[..., None]).sum(1) / mass).clamp_min(1e-30)
+        share = keep * mass / mass.sum(1, keepdim=True)
+    return posterior
+
+
+def log_normal(square: Tensor, variance: Tensor) -> Tensor:
+    """The log density of N(0, variance) at a value whose square is given, without the constant."""
+    return -0.5 * (square / variance + torch.log(variance))

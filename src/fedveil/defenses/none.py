@@ -1,0 +1,15 @@
+"""No defense: the undefended ceiling."""
+
+from __future__ import annotations
+
+from fedveil.defenses.base import Defense
+from fedveil.fields import declared
+from fedveil.registry import defenses
+
+
+@defenses.register("none")
+@declared
+class NoDefense(Defense):
+    """Share the gradient as it is: the baseline that every defense is compared with."""
+
+    weaknesses = ("The shared gradient is the true one.",)

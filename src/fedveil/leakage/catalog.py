@@ -1,0 +1,163 @@
+"""Every leakage metric in plain words: its title, unit, private direction and number format. Needs no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from fedveil.errors import unknown_name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    """How a metric is named, printed and read.
+
+    >>> metric("psnr").column
+    'PSNR (dB) ↓'
+    >>> metric("identified").format(0.384)
+    '38 %'
+    >>> metric("mse").leaks_more(0.1, 1.2)
+    True
+    """
+
+    name: str
+    title: str
+    unit: str  # "" where there is none; "%" means a share between 0 and 1 that is printed in percent
+    private: Literal["low", "high"]  # the values that mean more privacy
+    digits: int  # after the decimal point, as printed
+    words: str  # one or two sentences for a reader who meets it for the first time
+
+    @property
+    def share(self) -> bool:
+        """Whether each image's value is a yes or a no, so that the mean is a share of the images."""
+        return self.unit == "%"
+
+    @property
+    def arrow(self) -> str:
+        """The private direction as an arrow."""
+        return "↓" if self.private == "low" else "↑"
+
+    @property
+    def column(self) -> str:
+        """The head of the metric's column in a table."""
+        return f"{self.title}{f' ({self.unit})' if self.unit else ''} {self.arrow}"
+
+    def leaks_more(self, one: float, other: float) -> bool:
+        """Whether `one` means strictly more leakage than `other`."""
+        return one > other if self.private == "low" else one < other
+
+    def format(self, value: float) -> str:
+        """A value with its digits and unit."""
+        if self.share:
+            return f"{100 * value:.{self.digits}f} %"
+        return f"{value:.{self.digits}f}{f' {self.unit}' if self.unit else ''}"
+
+
+def metric(name: str) -> Metric:
+    """The metric of that name; an unknown one raises a `FedveilError` that lists them."""
+    if name not in METRICS:
+        raise unknown_name("metric", name, METRICS)
+    return METRICS[name]
+
+
+METRICS: dict[str, Metric] = {
+    each.name: each
+    for each in (
+        Metric(
+            name="identified",
+            title="identified",
+            unit="%",
+            private="low",
+            digits=0,
+            words="Share of the reconstructions whose nearest picture, among the original and held-out pictures, is "
+            "the original. Guessing gets one in as many as there are pictures.",
+        ),
+        Metric(
+            name="identified_features",
+            title="identified by features",
+            unit="%",
+            private="low",
+            digits=0,
+            words="As `identified`, but nearest by the features of a network instead of by pixels: it sees through "
+            "small shifts and changes of brightness.",
+        ),
+        Metric(
+            name="mse",
+            title="MSE",
+            unit="",
+            private="high",
+            digits=3,
+            words="Mean squared error in the model's normalized input space, as the papers report it. A constant mean "
+            "image scores about 1, so a value above 1 shows a failed attack, not a strong defense.",
+        ),
+        Metric(
+            name="psnr",
+            title="PSNR",
+            unit="dB",
+            private="low",
+            digits=1,
+            words="Peak signal-to-noise ratio as the papers compute it, from the normalized error. Above about 30 dB "
+            "two pictures are hard to tell apart.",
+        ),
+        Metric(
+            name="mse_pixel",
+            title="pixel MSE",
+            unit="",
+            private="high",
+            digits=4,
+            words="Mean squared error of pixels between 0 and 1.",
+        ),
+        Metric(
+            name="psnr_pixel",
+            title="pixel PSNR",
+            unit="dB",
+            private="low",
+            digits=1,
+            words="Peak signal-to-noise ratio of pixels between 0 and 1.",
+        ),
+        Metric(
+            name="ssim",
+            title="SSIM",
+            unit="",
+            private="low",
+            digits=3,
+            words="Structural similarity: 1 for the same picture, about 0 for unrelated ones.",
+        ),
+        Metric(
+            name="leakage_score",
+            title="leakage score",
+            unit="",
+            private="low",
+            digits=3,
+            words="One minus the mean distance to the original over the attack's steps (FedEM, Eq. 9). Even a gray "
+            "picture scores well above 0: read it beside the floor.",
+        ),
+        Metric(
+            name="rdlv",
+            title="RDLV",
+            unit="",
+            private="low",
+            digits=2,
+            words="Relative data leakage value: how much more similar (SSIM) the reconstruction is than what the "
+            "attacker had without the update. 0 means that the update added nothing.",
+        ),
+        Metric(
+            name="attack_loss",
+            title="attack loss",
+            unit="",
+            private="high",
+            digits=4,
+            words="The attack's final matching cost. It says how well the attack fitted the update, not how much it "
+            "found.",
+        ),
+        Metric(
+            name="diverged",
+            title="diverged",
+            unit="%",
+            private="high",
+            digits=0,
+            words="Share of the reconstructions that came back with infinite or undefined pixels or cost. Such pixels "
+            "are scored as gray. A high share speaks about the attack, not about the defense.",
+        ),
+    )
+}

@@ -1,0 +1,194 @@
+"""Numbers and names as the report writes them."""
+
+from __future__ import annotations
+
+import math
+import re
+from datetime import UTC, datetime
+from typing import Any
+
+from markupsafe import Markup, escape
+
+from fedveil.audit.result import Estimate, Role
+from fedveil.leakage.catalog import METRICS, Metric
+
+SPACE = "\u00a0"
+NONE = "–"
+
+# In the order in which the tables list them.
+ROLES: dict[Role, str] = {
+    "ceiling": "No defense",
+    "naive": "Does not know the defense",
+    "adaptive": "Knows the defense",
+    "noise-floor": "Floor: noise in place of the update",
+    "mean-floor": "Floor: the mean training image",
+    "bound": "Bound: perfect inversion",
+}
+
+ROLE_NOTES: dict[Role, str] = {
+    "ceiling": "the attack on unprotected updates: what could leak",
+    "naive": "attacks the defended updates as if they were plain ones",
+    "adaptive": "attacks the defended updates with all that knowing the defense tells",
+    "noise-floor": "the attack with nothing to learn from: what luck and the attack's own prior give",
+    "mean-floor": "no attack at all: always guess the average image",
+    "bound": "the input the shared gradient was taken at; no attack on the gradient can do better",
+}
+
+# Short enough for the end of a line in a chart.
+ROLE_LABELS: dict[Role, str] = {
+    "ceiling": "no defense",
+    "naive": "does not know the defense",
+    "adaptive": "knows the defense",
+    "noise-floor": "noise (floor)",
+    "mean-floor": "mean image",
+    "bound": "perfect inversion",
+}
+
+
+def metric(name: str) -> Metric | None:
+    """The catalog's entry of a metric; None for one it does not know (a third party's)."""
+    return METRICS.get(name)
+
+
+def is_share(name: str) -> bool:
+    """Whether a metric is a fraction that reads better in percent."""
+    known = metric(name)
+    return known is not None and known.share
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    """A number with a real minus sign; what cannot be computed is a dash.
+
+    >>> number(-0.5, 1), number(float("nan")), number(float("inf")), number(0.00002, 3)
+    ('−0.5', '–', '∞', '2.0e−5')
+    """
+    if value is None or math.isnan(value):
+        return NONE
+    if math.isinf(value):
+        return "∞" if value > 0 else "−∞"
+    small = value != 0 and abs(value) < 0.5 * 10**-digits
+    if (small and digits >= 3) or abs(value) >= 1e7:
+        mantissa, exponent = f"{value:.1e}".split("e")
+        return f"{mantissa}e{int(exponent)}".replace("-", "−")
+    text = f"{value:,.{digits}f}"
+    if float(text.replace(",", "")) == 0:
+        text = text.lstrip("-")
+    return text.replace("-", "−")
+
+
+def between(low: float, high: float, digits: int = 2) -> str:
+    """An interval; a dash between negative numbers would be misread.
+
+    >>> between(0.301, 0.47), between(-1.1, -0.3, 1)
+    ('[0.30–0.47]', '[−1.1, −0.3]')
+    """
+    texts = number(low, digits), number(high, digits)
+    if NONE in texts:
+        return ""
+    mark = ", " if any("−" in text for text in texts) else "–"
+    return f"[{mark.join(texts)}]"
+
+
+def percent(estimate: Estimate | None, digits: int = 0) -> str:
+    """A share with its interval, "38 % [30–47]"."""
+    if estimate is None or math.isnan(estimate.mean):
+        return NONE
+    interval = between(estimate.low * 100, estimate.high * 100, digits)
+    return f"{number(estimate.mean * 100, digits)}{SPACE}% {interval}".strip()
+
+
+def points(estimate: Estimate | None) -> str:
+    """A difference of shares with its interval, "−0.7 points [−1.1, −0.3]"."""
+    if estimate is None or math.isnan(estimate.mean):
+        return NONE
+    sign = "+" if estimate.mean > 0 else ""
+    interval = between(estimate.low * 100, estimate.high * 100, 1)
+    return f"{sign}{number(estimate.mean * 100, 1)}{SPACE}points {interval}".strip()
+
+
+def duration(seconds: float | None) -> str:
+    """A time a reader can take in at once.
+
+    >>> duration(0.0042), duration(75), duration(7322)
+    ('4.2\\xa0ms', '1\\xa0min 15\\xa0s', '2\\xa0h 2\\xa0min')
+    """
+    if seconds is None or not math.isfinite(seconds):
+        return NONE
+    if seconds < 1:
+        return f"{seconds * 1000:.3g}{SPACE}ms"
+    if seconds < 60:
+        return f"{seconds:.3g}{SPACE}s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes}{SPACE}min {rest}{SPACE}s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours:,}{SPACE}h {minutes}{SPACE}min"
+
+
+def size(count: int | None) -> str:
+    """A number of bytes.
+
+    >>> size(900), size(246_824)
+    ('900\\xa0bytes', '246.8\\xa0kB')
+    """
+    if count is None:
+        return NONE
+    value = float(count)
+    if value < 1000:
+        return f"{count}{SPACE}bytes"
+    for unit in ("kB", "MB", "GB"):
+        value /= 1000
+        if value < 1000 or unit == "GB":
+            break
+    return f"{value:,.1f}{SPACE}{unit}"
+
+
+def moment(text: str) -> str:
+    """An ISO time in UTC, to the minute; text that is none is given back as it is.
+
+    >>> moment("2025-05-01T12:34:56+00:00")
+    '2025-05-01, 12:34\\xa0UTC'
+    """
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        return text
+    time = time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
+    return f"{time:%Y-%m-%d, %H:%M}{SPACE}UTC"
+
+
+def setting(value: Any) -> str:
+    """A setting as a person writes it: yes and no, lists with commas, numbers without trailing noise."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if value is None:
+        return "none"
+    if isinstance(value, float):
+        return f"{value:.6g}".replace("-", "−")
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {setting(entry)}" for key, entry in value.items()) or "none"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(setting, value)) or "none"
+    return str(value)
+
+
+def settings(values: dict[str, Any]) -> list[tuple[str, str]]:
+    """Settings by name, as a person writes them."""
+    return [(name, setting(value)) for name, value in values.items()]
+
+
+def prose(text: str) -> Markup:
+    """Text with its web addresses as links and `names` as code. A link loads nothing until the reader follows it.
+
+    >>> print(prose("Use `clip` <b>, see https://example.org."))
+    Use <code>clip</code> &lt;b&gt;, see <a href="https://example.org" rel="noopener noreferrer">https://example.org</a>.
+    """
+    parts = []
+    for part in re.split(r"(`[^`]+`|https?://[^\s<>\"']*[^\s<>\"'.,;:)])", text):
+        if part.startswith("`") and part.endswith("`") and len(part) > 2:
+            parts.append(Markup("<code>{}</code>").format(part[1:-1]))
+        elif part.startswith(("https://", "http://")):
+            parts.append(Markup('<a href="{0}" rel="noopener noreferrer">{0}</a>').format(part))
+        else:
+            parts.append(escape(part))
+    return Markup("").join(parts)

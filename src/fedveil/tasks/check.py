@@ -1,0 +1,118 @@
+"""Does the model fit the data? Found out with one tiny forward pass, before any long work starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.parameter import UninitializedParameter
+
+from fedveil.errors import FedveilError
+from fedveil.tasks.examples import Examples, one_line
+from fedveil.tasks.inputs import as_arguments, leaf, leaves, map_inputs
+from fedveil.tasks.splits import Parts
+
+Loss = Callable[[Any, Tensor], Tensor]  # (the model's output, targets) -> mean over the batch, a scalar
+
+
+def check_model(model: nn.Module) -> None:
+    """The model must have parameters to train, all of them known and finite."""
+    if not isinstance(model, nn.Module):
+        raise FedveilError(f"model must be a torch.nn.Module, not {type(model).__name__}")
+    if any(isinstance(parameter, UninitializedParameter) for parameter in model.parameters()):
+        raise FedveilError(
+            f"{type(model).__name__} has lazy layers: run one batch through it first, to set their shapes"
+        )
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise FedveilError(
+            f"{type(model).__name__} has no parameters that require gradients: there is nothing to train"
+        )
+    for name, parameter in model.named_parameters():
+        if not torch.isfinite(parameter).all():
+            raise FedveilError(f"the model's weights contain NaN or infinity: {name}")
+
+
+def check_fit(model: nn.Module, loss: Loss, parts: Parts, perturb: str | None) -> int | None:
+    """Run the examples with the smallest and the largest label through model and loss.
+
+    Returns the number of classes: the width of the model's output where it is one row of scores per example and the
+    labels fit it, otherwise `None`.
+    """
+    labels = parts.train.labels
+    inputs, targets = parts.train.batch(sorted({int(labels.argmin()), int(labels.argmax())}))
+    if perturb is not None and not leaf(inputs, perturb).is_floating_point():
+        raise FedveilError(f"the part to perturb, '{perturb}', holds whole numbers: defenses can only perturb floats")
+    weight = next(model.parameters())
+    inputs, targets = map_inputs(lambda tensor: tensor.to(weight.device), inputs), targets.to(weight.device)
+    arguments, keywords = as_arguments(inputs)
+    shapes = ", ".join(f"{name + ' ' if name else ''}{tuple(t.shape)}" for name, t in leaves(inputs).items())
+    with _undisturbed(model), torch.enable_grad():
+        try:
+            output = model(*arguments, **keywords)
+        except Exception as error:  # a user's model may raise anything
+            raise FedveilError(f"the model does not take a batch of shape {shapes}: {one_line(error)}") from error
+        width = output.shape[1] if isinstance(output, Tensor) and output.dim() == 2 else None
+        fits = width is not None and all(_in_range(part, width) for part in (parts.train, parts.validation, parts.test))
+        if loss is functional.cross_entropy:
+            _check_scores(output, len(targets), width)
+            if not fits:
+                raise FedveilError(_label_problem(parts, width or 0))
+        try:
+            value = loss(output, targets)
+        except Exception as error:
+            raise FedveilError(f"the loss fails on the model's output: {one_line(error)}") from error
+    _check_loss(value)
+    return width if fits and width != 1 else None
+
+
+def _check_scores(output: Any, examples: int, width: int | None) -> None:
+    shown = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+    if width is None or output.shape[0] != examples:
+        raise FedveilError(
+            f"the model gives {shown} for a batch of {examples}, expected ({examples}, classes); "
+            "for another kind of output give your own loss"
+        )
+    if width < 2:
+        raise FedveilError("the model has one output per example, which cross-entropy cannot use: give your own loss")
+
+
+def _check_loss(value: Any) -> None:
+    if not isinstance(value, Tensor) or value.dim() != 0:
+        shown = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        raise FedveilError(f"the loss must give one number, the mean over the batch, not {shown}")
+    if not value.requires_grad:
+        raise FedveilError("the loss does not depend on the model's parameters: is something detached?")
+    if not torch.isfinite(value):
+        raise FedveilError(f"the loss of the untrained model is {value.item()}: check the model's weights and the loss")
+
+
+def _in_range(part: Examples | None, width: int) -> bool:
+    return part is None or bool(part.labels.min() >= 0 and part.labels.max() < width)
+
+
+def _label_problem(parts: Parts, width: int) -> str:
+    for name, part in (("training", parts.train), ("validation", parts.validation), ("test", parts.test)):
+        if part is not None and not _in_range(part, width):
+            wrong = int(part.labels.min() if part.labels.min() < 0 else part.labels.max())
+            return (
+                f"label {wrong} in the {name} data, but the model has {width} outputs: labels must be 0 to {width - 1}"
+            )
+    raise AssertionError("called only when a label is out of range")
+
+
+@contextmanager
+def _undisturbed(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode for a moment; every module's own mode and torch's random state come back after it."""
+    modes = [(module, module.training) for module in model.modules()]
+    devices = {parameter.device for parameter in model.parameters() if parameter.is_cuda}
+    with torch.random.fork_rng(devices=devices):
+        model.eval()
+        try:
+            yield
+        finally:
+            for module, mode in modes:
+                module.training = mode

@@ -1,0 +1,1 @@
+"""Data sets that are chosen by name: one module each, found by the registry without being imported."""

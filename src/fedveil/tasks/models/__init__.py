@@ -1,0 +1,1 @@
+"""Models that are chosen by name: one module each, found by the registry without being imported."""

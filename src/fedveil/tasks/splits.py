@@ -1,0 +1,139 @@
+"""Which examples are for training, which for validation, which for the test."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, cast
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedveil.errors import FedveilError
+from fedveil.fields import NonNegative, Positive, declared
+from fedveil.registry import Registry
+from fedveil.tasks.datasets.base import LoadedData, Part
+from fedveil.tasks.examples import ArrayExamples, Examples
+from fedveil.tasks.normalization import Normalization
+from fedveil.tasks.randomness import generator
+
+splits = Registry("split", "fedveil.splits", "fedveil.tasks.splits")
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """The examples of a task by what they are for."""
+
+    train: Examples
+    validation: Examples | None
+    test: Examples
+
+
+class Split(ABC):
+    """A way to divide a data set."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def divide(self, data: LoadedData, seed: int) -> Parts:
+        """The parts; the same seed gives the same parts."""
+
+
+@splits.register("own")
+@declared
+class OwnSplit(Split):
+    """The data set's own parts. If it has none for validation, a random `validation` share of the training part.
+
+    The order within the training part is the data set's own.
+    """
+
+    validation: Annotated[float, Field(ge=0, lt=1)] = 0.1  # 0: no validation part
+
+    def divide(self, data: LoadedData, seed: int) -> Parts:
+        train = _examples(data.train, data.normalization)
+        test = _examples(data.test, data.normalization)
+        if data.validation is not None:
+            return Parts(train, _examples(data.validation, data.normalization), test)
+        if self.validation == 0:
+            return Parts(train, None, test)
+        kept, held_out = shuffled_parts(len(train), (1 - self.validation, self.validation), seed)
+        return Parts(train.subset(kept.sort().values), train.subset(held_out.sort().values), test)
+
+
+@splits.register("fractions")
+@declared
+class FractionSplit(Split):
+    """All examples pooled, shuffled, and divided by shares: the papers' 70/15/15 and 80/10/10.
+
+    The shares are read relative to their sum, so 70, 15, 15 and 0.7, 0.15, 0.15 mean the same.
+    """
+
+    train: Positive = 0.7
+    validation: NonNegative = 0.15  # 0: no validation part
+    test: Positive = 0.15
+
+    def divide(self, data: LoadedData, seed: int) -> Parts:
+        parts = list(data.parts.values())
+        pooled = Part(
+            np.concatenate([part.images for part in parts]),
+            np.concatenate([part.labels for part in parts]),
+        )
+        return self.divide_examples(_examples(pooled, data.normalization), seed)
+
+    def divide_examples(self, examples: Examples, seed: int) -> Parts:
+        """Divide examples that have no parts yet."""
+        shares = (self.train, self.validation, self.test)
+        train, validation, test = shuffled_parts(len(examples), shares, seed)
+        kept = examples.subset(validation) if len(validation) else None
+        return Parts(examples.subset(train), kept, examples.subset(test))
+
+
+def read_split(given: str | Sequence[float] | Split) -> Split:
+    """A split as users write it: "own", "own:validation=0.2", "70/15/15", "80/20", or a tuple of shares.
+
+    >>> read_split("80/10/10")
+    FractionSplit(train=80.0, validation=10.0, test=10.0)
+    >>> read_split((0.8, 0.2))
+    FractionSplit(train=0.8, validation=0.0, test=0.2)
+    """
+    if isinstance(given, Split):
+        return given
+    if isinstance(given, str) and (":" in given or "/" not in given):
+        return cast(Split, splits.parse(given))
+    shares: Sequence[Any] = given.split("/") if isinstance(given, str) else given
+    if len(shares) not in (2, 3):
+        raise FedveilError(f"cannot read the split {given}: write own, 70/15/15 (train/validation/test) or 80/20")
+    return FractionSplit(train=shares[0], validation=shares[1] if len(shares) == 3 else 0.0, test=shares[-1])
+
+
+def shuffled_parts(size: int, shares: tuple[float, ...], seed: int) -> list[Tensor]:
+    """The numbers 0 to size − 1 shuffled and cut by shares; a share above zero gets at least one."""
+    sizes = part_sizes(size, shares)
+    order = torch.from_numpy(generator(seed, "split").permutation(size))
+    return list(torch.split(order, sizes))
+
+
+def part_sizes(size: int, shares: tuple[float, ...]) -> list[int]:
+    """Whole numbers that sum to `size`, each less than one away from its share, or one if that would be none.
+
+    >>> part_sizes(1797, (70, 15, 15)), part_sizes(4, (70, 15, 15))
+    ([1258, 270, 269], [2, 1, 1])
+    """
+    wanted = sum(share > 0 for share in shares)
+    if size < wanted:
+        raise FedveilError(f"{size} examples cannot be divided into {wanted} parts: give more data or fewer parts")
+    exact = [share * size / sum(shares) for share in shares]
+    sizes = [max(int(value), 1 if value > 0 else 0) for value in exact]
+    while sum(sizes) != size:
+        # Largest remainder: move the part that is furthest from its share, never one to nothing.
+        step = 1 if sum(sizes) < size else -1
+        movable = [i for i, count in enumerate(sizes) if shares[i] > 0 and count + step > 0]
+        sizes[max(movable, key=lambda i: step * (exact[i] - sizes[i]))] += step
+    return sizes
+
+
+def _examples(part: Part, normalization: Normalization) -> ArrayExamples:
+    return ArrayExamples(torch.from_numpy(part.images), torch.from_numpy(part.labels), normalization)
