@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedveil.errors import FedveilError
@@ -163,6 +163,7 @@ def test_a_field_given_twice():
         parse_spec("x:a=1,a=2")
 
 
+@settings(deadline=None)
 @given(st.text())
 def test_any_text_parses_or_says_why(text):
     try:
@@ -173,6 +174,7 @@ def test_any_text_parses_or_says_why(text):
     assert isinstance(fields, dict)
 
 
+@settings(deadline=None)
 @given(st.integers() | st.floats(allow_nan=False) | st.booleans())
 def test_numbers_as_python_writes_them(value):
     text = str(value).lower()

@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedveil.errors import FedveilError
@@ -214,6 +214,7 @@ texts = st.text(st.characters(exclude_categories=["Cs"])) | st.sampled_from(
 reals = st.floats(allow_nan=False)
 
 
+@settings(deadline=None)
 @given(
     st.builds(
         Everything,

@@ -10,7 +10,7 @@ from concurrent.futures import ProcessPoolExecutor
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -138,12 +138,14 @@ parts = st.one_of(st.integers(), st.integers(-(2**300), 2**300), st.text(st.char
 paths = st.lists(parts, max_size=4).map(tuple)
 
 
+@settings(deadline=None)
 @given(st.integers(), st.integers(), paths, st.integers(), st.integers(), paths)
 def test_different_names_have_different_keys(seed, client, path, seed2, client2, path2):
     same = (seed, client, path) == (seed2, client2, path2)
     assert (key(Streams.seeded(seed, [client], *path)) == key(Streams.seeded(seed2, [client2], *path2))) == same
 
 
+@settings(deadline=None)
 @given(st.integers(0, 2**200), st.integers(0, 300), st.sampled_from(["seed", "client", "path"]))
 def test_every_bit_counts(number, bit, where):
     def made(value):
@@ -161,6 +163,7 @@ def test_look_alikes_have_different_keys():
     assert len(set(made)) == len(made)
 
 
+@settings(deadline=None)
 @given(paths.filter(bool), paths.filter(bool))
 def test_fold_is_a_longer_path(first, second):
     root = Streams.seeded(3, [0, 9])

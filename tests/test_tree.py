@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedveil.errors import FedveilError
@@ -28,6 +28,7 @@ def same(left, right):
     return list(left) == list(right) and all(torch.equal(left[name], right[name]) for name in left)
 
 
+@settings(deadline=None)
 @given(trees())
 def test_arithmetic_is_that_of_flat_vectors(pair):
     a, b = pair
@@ -42,6 +43,7 @@ def test_arithmetic_is_that_of_flat_vectors(pair):
         torch.testing.assert_close(a.norm(order), torch.linalg.vector_norm(a.flat(), order, dim=1))
 
 
+@settings(deadline=None)
 @given(trees())
 def test_laws(pair):
     a, b = pair
@@ -55,6 +57,7 @@ def test_laws(pair):
     assert a.size == a.flat().shape[1]
 
 
+@settings(deadline=None)
 @given(trees(), st.data())
 def test_one_factor_per_client(pair, data):
     tree, _ = pair
@@ -65,6 +68,7 @@ def test_one_factor_per_client(pair, data):
         assert same((tree * factor).row(i), (tree.rows([i]) * factor[i]).row(0))
 
 
+@settings(deadline=None)
 @given(trees(), st.data())
 def test_taking_apart_and_putting_together(pair, data):
     tree, _ = pair
@@ -82,6 +86,7 @@ def test_taking_apart_and_putting_together(pair, data):
 # ---- means -------------------------------------------------------------------------------------------
 
 
+@settings(deadline=None)
 @given(st.integers(1, 40), st.integers(0, 2**31), st.booleans(), st.data())
 def test_mean_does_not_depend_on_chunks(count, seed, weighted, data):
     generator = torch.Generator().manual_seed(seed)
@@ -98,6 +103,7 @@ def test_mean_does_not_depend_on_chunks(count, seed, weighted, data):
     assert same(running.result(), tree.mean(weights))
 
 
+@settings(deadline=None)
 @given(trees(dtype=torch.float32))
 def test_mean_is_the_mean(pair):
     tree, _ = pair

@@ -1,0 +1,1 @@
+"""Attacks: the matching engine with its choices, and one module per named attack."""

@@ -35,7 +35,8 @@ def keyed_uniform(key: Tensor, size: int) -> Tensor:
 
 def example_key(key: Tensor, place: Tensor | int) -> Tensor:
     """The key of one example of a batch, for gradients that are taken example by example."""
-    return _mix(key ^ ((place + 1) * _GOLDEN))
+    # A tensor, also of a plain number: its product wraps, where Python's would grow beyond 64 bits.
+    return _mix(key ^ ((torch.as_tensor(place, device=key.device) + 1) * _GOLDEN))
 
 
 class KeyedDropout(nn.Module):
@@ -47,20 +48,20 @@ class KeyedDropout(nn.Module):
 
     key: Tensor
 
-    def __init__(self, probability: float, channels: bool, spatial: int) -> None:
+    def __init__(self, p: float, spatial: int) -> None:
         super().__init__()
-        self.probability = probability
-        self.channels = channels
-        self.spatial = spatial  # how many trailing axes are one channel
+        self.p = p  # named as in torch: some models read it from their dropout layers
+        self.spatial = spatial  # how many trailing axes are one channel; 0: every entry on its own
         self.register_buffer("key", torch.zeros((), dtype=torch.int64), persistent=False)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        if not self.training or self.probability == 0:
+        if not self.training or self.p == 0:
             return inputs
-        shape = inputs.shape[: inputs.dim() - self.spatial] if self.channels else inputs.shape
+        # As in torch, where `Dropout2d` takes three axes for (example, channel, place) and not for one example.
+        shape = inputs.shape[: max(inputs.dim() - self.spatial, 2 if self.spatial == 2 else 1)]
         uniform = keyed_uniform(self.key, shape.numel()).reshape(shape)
         self.key.add_(1)
-        keep = 1 - self.probability
+        keep = 1 - self.p
         kept = (uniform < keep).to(inputs.dtype).reshape(*shape, *[1] * (inputs.dim() - len(shape)))
         return inputs * kept / keep if keep > 0 else inputs * 0
 
@@ -72,13 +73,14 @@ def with_keyed_dropout(model: nn.Module) -> tuple[nn.Module, list[str]]:
     """A copy of the model whose dropout layers are keyed, and the names of their key buffers."""
     made = copy.deepcopy(model)
     keys = []
-    for name, module in list(made.named_modules()):
+    swapped: dict[nn.Module, KeyedDropout] = {}  # a layer may stand under several names
+    for name, module in list(made.named_modules(remove_duplicate=False)):
         if type(module) in _SWAPPED and isinstance(module, nn.modules.dropout._DropoutNd):
-            spatial = _SWAPPED[type(module)]
-            keyed = KeyedDropout(module.p, channels=spatial > 0, spatial=spatial).train(module.training)
-            parent, _, child = name.rpartition(".")
+            if module not in swapped:
+                swapped[module] = KeyedDropout(module.p, _SWAPPED[type(module)]).train(module.training)
+                keys.append(f"{name}.key" if name else "key")
             if not name:
-                return keyed, ["key"]
-            setattr(made.get_submodule(parent), child, keyed)
-            keys.append(f"{name}.key")
+                return swapped[module], keys
+            parent, _, child = name.rpartition(".")
+            setattr(made.get_submodule(parent), child, swapped[module])
     return made, keys

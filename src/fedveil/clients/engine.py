@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, grad_and_value, vmap
 
-from fedveil.clients.dropout import example_key, with_keyed_dropout
+from fedveil.clients.dropout import KeyedDropout, example_key, with_keyed_dropout
 from fedveil.errors import FedveilError
 from fedveil.streams import Streams
 from fedveil.tasks.inputs import Inputs, leaf, map_inputs, with_leaf
@@ -68,8 +68,8 @@ class Engine:
         size = sum(p.numel() * p.element_size() for p in self.model.parameters())
         self.chunk = chunk or max(1, min(MOST_STACKED, CACHE_BYTES // max(size, 1)))
         self._functions: dict[tuple[Any, ...], Callable[..., Any]] = {}
-        self._compiled_shapes: dict[str, tuple[Any, ...]] = {}
-        self._draws: bool | None = None  # whether the model calls torch's own generator; None: not known yet
+        self._compiled_shapes: dict[tuple[str, bool], tuple[Any, ...]] = {}
+        self._draws = False  # whether the model was seen to draw from torch's own generator
 
     # ---- what callers use ----------------------------------------------------------------------------
 
@@ -106,6 +106,10 @@ class Engine:
             raise FedveilError(f"the model has no layer '{layer}'")
         return self._run(f"features {layer}", params, buffers, inputs, targets, streams)  # type: ignore[no-any-return]
 
+    def loss_of_one(self, params: Row, buffers: Row, inputs: Inputs, targets: Tensor) -> Tensor:
+        """One client's loss as a pure function that `grad`, `vmap` and autograd can go through, without dropout keys."""
+        return self._loss(params, buffers, {}, inputs, targets)[0]
+
     # ---- pure functions of one client ----------------------------------------------------------------
 
     def _forward(self, params: Row, buffers: Row, keys: Row, inputs: Inputs) -> tuple[Any, Row]:
@@ -127,11 +131,19 @@ class Engine:
 
     def _features(self, layer: str, params: Row, buffers: Row, keys: Row, inputs: Inputs) -> Tensor:
         caught: list[Tensor] = []
-        handle = self.model.get_submodule(layer).register_forward_hook(lambda *call: caught.append(call[2]))
+
+        def catch(module: nn.Module, arguments: Any, output: Any) -> None:
+            if not isinstance(output, Tensor):
+                raise FedveilError(f"the layer '{layer}' does not give one tensor: name a layer inside or behind it")
+            caught.append(output.clone())  # a layer behind may work in place
+
+        handle = self.model.get_submodule(layer).register_forward_hook(catch)
         try:
             self._forward(params, buffers, keys, inputs)
         finally:
             handle.remove()
+        if not caught:
+            raise FedveilError(f"the model does not call its layer '{layer}' on these inputs")
         return caught[-1]
 
     # ---- the same with torch.func, for one client: what `vmap` and `compile` wrap -----------------------
@@ -200,14 +212,15 @@ class Engine:
 
     def _run(self, kind: str, params: Tree, buffers: Tree, inputs: Inputs, targets: Tensor, streams: Streams) -> Any:
         keys: Row = {}
-        if self.key_names and self.model.training:
+        if any(isinstance(module, KeyedDropout) and module.training for module in self.model.modules()):
             keys = {name: streams.fold(name).key64().to(targets.device) for name in self.key_names}
         elif self.key_names:
-            keys = {name: torch.zeros(len(targets), dtype=torch.int64) for name in self.key_names}
+            keys = {name: targets.new_zeros(len(targets), dtype=torch.int64) for name in self.key_names}
         arguments = (dict(params), dict(buffers), keys, inputs, targets)
         if self.backend == "loop":
             return self._looped(kind, arguments, streams)
-        shared = params.shared
+        # A single client's weights are one copy too; only where a graph for several copies exists is that one used.
+        shared = params.shared or (len(targets) == 1 and (kind, False) not in self._compiled_shapes)
         parts = []
         for start in range(0, len(targets), self.chunk):
             part = _map(lambda t, start=start: t[start : start + self.chunk], arguments)  # type: ignore[misc]
@@ -218,16 +231,17 @@ class Engine:
         rows = []
         for k in range(len(arguments[4])):
             row = _map(lambda t, k=k: t[k], arguments)  # type: ignore[misc]
-            if self._draws is False:
-                rows.append(self._plain(kind, *row))
-                continue
-            # What the model draws by itself (functional dropout) comes from the client's stream too.
-            with torch.random.fork_rng(devices=[]):
-                state = _generator_state(streams.rows([k]).fold("torch"))
-                torch.set_rng_state(state)
-                rows.append(self._plain(kind, *row))
-                if self._draws is None:  # the first call tells whether the model draws at all
+            # What the model draws by itself (functional dropout) comes from the client's stream too. Filling a
+            # generator costs as much as a small gradient: only a model that was seen to draw gets one.
+            with torch.random.fork_rng(devices=[]), torch.enable_grad():
+                if not self._draws:
+                    state = torch.get_rng_state()
+                    result = self._plain(kind, *row)
                     self._draws = not torch.equal(state, torch.get_rng_state())
+                if self._draws:
+                    torch.set_rng_state(_generator_state(streams.rows([k]).fold("torch")))
+                    result = self._plain(kind, *row)
+                rows.append(result)
         return _zip(torch.stack, rows)
 
     def _chunk(self, kind: str, shared: bool, arguments: tuple[Any, ...]) -> Any:
@@ -237,9 +251,9 @@ class Engine:
             arguments = ({name: tensor[0] for name, tensor in arguments[0].items()}, *arguments[1:])
         dims = (None if shared else 0, 0, 0, 0, 0)
         if self.backend == "compiled":
-            shapes = (shared, _shapes(arguments[3:]))
+            shapes = _shapes(arguments[3:])
             # A ragged last batch is rare: it is not worth half a minute of compiling, and runs stacked.
-            if self._compiled_shapes.setdefault(kind, shapes) == shapes and compiler_found():
+            if self._compiled_shapes.setdefault((kind, shared), shapes) == shapes and compiler_found():
                 padded = (arguments[0] if shared else _pad(arguments[0], self.chunk), *_pad(arguments[1:], self.chunk))
                 result = self._function(kind, dims, compiled=True)(*padded)
                 return _map(lambda tensor: tensor[:count], result) if count < self.chunk else result
@@ -344,7 +358,9 @@ def _pad(tree: Any, count: int) -> Any:
 
     def pad(tensor: Tensor) -> Tensor:
         missing = count - tensor.shape[0]
-        return torch.cat([tensor, tensor[:1].expand(missing, *tensor.shape[1:])]) if missing else tensor
+        # Contiguous in either case: a compiled function is specialized to strides too.
+        whole = torch.cat([tensor, tensor[:1].expand(missing, *tensor.shape[1:])]) if missing else tensor
+        return whole.contiguous()
 
     return _map(pad, tree)
 

@@ -148,3 +148,21 @@ class ClientStates:
         """Keep what a step left in the stacked states."""
         for k, client in enumerate(clients):
             self._rows[client] = [{name: tensor[k] for name, tensor in state.items()} for state in states]
+
+    def layout(self, client: int) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        """Names and shapes of a client's memory: only clients of one layout can be stacked."""
+        places = enumerate(self._rows.get(client, ()))
+        return tuple((f"{place} {name}", tuple(t.shape)) for place, state in places for name, t in state.items())
+
+    def new_round(self, chain: Chain) -> None:
+        """Forget what lasts a round only."""
+        self._rows = self.lasting(chain)
+
+    def lasting(self, chain: Chain) -> dict[int, States]:
+        """Every client's memory that lasts over rounds, by place: what a checkpoint must keep."""
+        scopes = [defense.state_scope for defense in chain.defenses]
+        kept = {
+            client: [state if scope == "run" else {} for scope, state in zip(scopes, states, strict=True)]
+            for client, states in self._rows.items()
+        }
+        return {client: states for client, states in kept.items() if any(states)}

@@ -69,12 +69,16 @@ def ssim(x: Tensor, y: Tensor) -> Tensor:
     window = torch.exp(-offsets.square() / (2 * 1.5**2))
     window /= window.sum()
 
+    def sliding(length: int) -> Tensor:
+        """The window at each place along an axis, one row per place. As a product it is faster than a conv2d here."""
+        places = torch.arange(length - side + 1).unsqueeze(1) + torch.arange(side)
+        empty = torch.zeros(len(places), length, dtype=torch.float64)
+        return empty.scatter(1, places, window.expand(places.shape))
+
+    down, across = sliding(height), sliding(width).T
+
     def blur(images: Tensor) -> Tensor:
-        # Shifted sums along one axis, then the other: several times as fast as a float64 conv2d on the CPU.
-        for axis, length in ((-2, height), (-1, width)):
-            shifted = (images.narrow(axis, shift, length - side + 1) for shift in range(side))
-            images = sum(weight * part for weight, part in zip(window.tolist(), shifted, strict=True))
-        return images
+        return down @ images @ across
 
     mean_x, mean_y = blur(x), blur(y)
     var_x, var_y = blur(x * x) - mean_x**2, blur(y * y) - mean_y**2

@@ -109,14 +109,11 @@ def interval_bar(estimate: Estimate | None, style: str, chance: float | None = N
             min(max(value if drawable(value) else estimate.mean, 0.0), 1.0) * 100
             for value in (estimate.mean, estimate.low, estimate.high)
         )
-        parts += [
-            Markup('<rect class="bar {}" x="0" y="5" width="{:.1f}%" height="8" rx="2"/>').format(style, mean),
-            Markup('<line class="whisker" x1="{:.1f}%" x2="{:.1f}%" y1="9" y2="9"/>').format(low, high),
-            *(
-                Markup('<line class="whisker" x1="{0:.1f}%" x2="{0:.1f}%" y1="5" y2="13"/>').format(end)
-                for end in (low, high)
-            ),
-        ]
+        bar = Markup('<rect class="bar {}" x="0" y="5" width="{:.1f}%" height="8" rx="2"/>')
+        whisker = Markup('<line class="whisker" x1="{:.1f}%" x2="{:.1f}%" y1="{}" y2="{}"/>')
+        parts.append(bar.format(style, mean))
+        if estimate.count > 1:
+            parts += [whisker.format(low, high, 9, 9), *(whisker.format(end, end, 5, 13) for end in (low, high))]
     if chance is not None:
         parts.append(Markup('<line class="chance" x1="{0:.1f}%" x2="{0:.1f}%" y1="0" y2="18"/>').format(chance * 100))
     return Markup('<svg class="interval" aria-hidden="true" focusable="false">{}</svg>').format(Markup("").join(parts))

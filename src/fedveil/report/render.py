@@ -41,14 +41,14 @@ def write_report(result: Result, images: Images, path: Path) -> None:
 
 def _check(images: Images) -> None:
     shape = images.originals.shape
+    if images.originals.ndim != 4:
+        raise FedveilError(f"the original images have shape {shape}: (images, channels, height, width) is needed")
     for (attack, role), pictures in images.reconstructions.items():
         if pictures.ndim != 4 or pictures.shape[1:] != shape[1:]:
             raise FedveilError(
                 f"the images of {attack or 'no attack'} ({role}) have shape {pictures.shape}, "
                 f"the originals {shape}: they must agree in channels, height and width"
             )
-    if images.originals.ndim != 4:
-        raise FedveilError(f"the original images have shape {shape}: (images, channels, height, width) is needed")
 
 
 @cache

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 # Beyond this a span overflows to infinity; such a value is as good as infinite on a chart.
 LARGEST = 1e300
+SMALLEST = 1e-290
 # A logarithmic axis is worth its strangeness once the values span this factor.
 WORTH_A_LOG = 30.0
 
@@ -28,7 +29,8 @@ class Scale:
         """Where a value falls between the ends (0 and 1); values outside are kept at the nearer end."""
         value = min(max(value, self.low), self.high)
         if self.log:
-            return math.log(value / self.low) / math.log(self.high / self.low)
+            low, high = math.log(self.low), math.log(self.high)
+            return min(max((math.log(value) - low) / (high - low), 0.0), 1.0)
         return (value - self.low) / (self.high - self.low)
 
 
@@ -48,23 +50,24 @@ def linear_scale(
     >>> linear_scale([0.0, 9.3]).labels
     ('0', '2', '4', '6', '8', '10')
     >>> linear_scale([0.81, 0.88], percent=True).labels
-    ('80 %', '82 %', '84 %', '86 %', '88 %')
+    ('80\\xa0%', '82\\xa0%', '84\\xa0%', '86\\xa0%', '88\\xa0%')
     """
     kept = [value for value in values if drawable(value)] or [0.0, 1.0]
     low, high = min(kept), max(kept)
-    if high - low <= 1e-12 * max(abs(low), abs(high)):
-        margin = 0.05 if percent else 1.0 if whole else abs(low) * 0.5 or 1.0
+    size = max(abs(low), abs(high))
+    if high - low <= max(1e-9 * size, SMALLEST):  # a flat line, up to rounding
+        margin = 0.05 if percent else max(1.0, 1e-6 * size) if whole or size < SMALLEST else 0.5 * size
         low, high = low - margin, high + margin
     if percent:
         low, high = max(low, 0.0), min(high, 1.0)
-        if low >= high:  # all values lie outside of what a fraction can be
+        if high - low < 1e-9:  # the values lie outside of what a fraction can be
             low, high = 0.0, 1.0
     step = _nice_step((high - low) / max(count, 1))
     if whole:
         step = max(step, 1.0)
     inner = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     outer = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    first, last = inner if tight else outer
+    first, last = inner if tight else (outer[0], max(outer[1], outer[0] + 1))
     ticks = tuple(index * step for index in range(first, last + 1))
     if not tight:
         low, high = ticks[0], ticks[-1]
@@ -80,11 +83,11 @@ def log_scale(values: Sequence[float]) -> Scale | None:
     True
     """
     kept = [value for value in values if drawable(value)]
-    if not kept or min(kept) <= 1e-300 or max(kept) / min(kept) < WORTH_A_LOG:
+    if not kept or min(kept) <= SMALLEST or max(kept) / min(kept) < WORTH_A_LOG:
         return None
     low, high = math.log10(min(kept)), math.log10(max(kept))
     margin = 0.04 * (high - low)
-    low, high = low - margin, high + margin
+    low, high = max(low - margin, -300.0), min(high + margin, 300.0)
     every = max(1, math.ceil((high - low) / 6))
     powers = [power for power in range(math.ceil(low), math.floor(high) + 1) if power % every == 0]
     plain = all(-3 <= power <= 4 for power in powers)

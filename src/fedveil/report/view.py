@@ -81,10 +81,7 @@ class Column:
 
     def interval(self, estimate: Estimate) -> str:
         """The interval below the mean."""
-        if math.isnan(estimate.mean):
-            return ""
-        factor = 100 if self.share else 1
-        return words.between(estimate.low * factor, estimate.high * factor, self.digits)
+        return words.interval(estimate, 100 if self.share else 1, self.digits)
 
 
 @dataclass(frozen=True)
@@ -113,7 +110,7 @@ def beside(result: Result, role: Role) -> Row | None:
 
 def strip(result: Result) -> list[Bar]:
     """Who recognizes how many, from no defense to the floor."""
-    floor: Role = "noise-floor" if beside(result, "noise-floor") else "mean-floor"
+    floor: Role = "noise-floor" if beside(result, "noise-floor") or not result.row("mean-floor") else "mean-floor"
     roles: list[Role] = ["ceiling", "naive", "adaptive", floor]
     chance = 1 / result.identified_among if result.identified_among > 0 else None
     bars = []
@@ -129,7 +126,9 @@ def grid(result: Result, images: Images) -> Grid:
     """The pictures, those most leaked under the strongest attacker first."""
     columns: list[tuple[Role, Row | None, NDArray[np.float32]]] = []
     missing = []
-    floor: Role = "noise-floor" if _pictures(result, images, "noise-floor") is not None else "mean-floor"
+    floor: Role = "noise-floor"
+    if _pictures(result, images, floor) is None and _pictures(result, images, "mean-floor") is not None:
+        floor = "mean-floor"
     for role in ("ceiling", "naive", "adaptive", floor):
         pictures = _pictures(result, images, role)
         if pictures is None:
@@ -198,7 +197,7 @@ def table(result: Result) -> Table:
         known = words.metric(name)
         share = words.is_share(name)
         unit = "%" if share else known.unit if known else ""
-        private = {"low": "↓ more private", "high": "↑ more private"}[known.private] if known else ""
+        private = f"{known.arrow} private" if known else ""
         title, explained, digits = (known.title, known.words, known.digits) if known else (name, "", 3)
         columns.append(Column(name, title, unit, private, explained, share, digits))
     roles = list(words.ROLES)

@@ -9,7 +9,7 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
-from fedveil.audit.result import Estimate, Role
+from fedveil.audit.result import Estimate, Role, Row
 from fedveil.leakage.catalog import METRICS, Metric
 
 SPACE = "\u00a0"
@@ -31,7 +31,8 @@ ROLE_NOTES: dict[Role, str] = {
     "adaptive": "attacks the defended updates with all that knowing the defense tells",
     "noise-floor": "the attack with nothing to learn from: what luck and the attack's own prior give",
     "mean-floor": "no attack at all: always guess the average image",
-    "bound": "the input the shared gradient was taken at; no attack on the gradient can do better",
+    "bound": "what a perfect inversion of the shared gradient would give: the very input it was taken at, with "
+    "whatever the defense did to that input",
 }
 
 # Short enough for the end of a line in a chart.
@@ -89,12 +90,20 @@ def between(low: float, high: float, digits: int = 2) -> str:
     return f"[{mark.join(texts)}]"
 
 
+def interval(estimate: Estimate, factor: float = 1, digits: int = 2) -> str:
+    """The interval of an estimate. One value has none: the resampled "interval" of its own width would mislead."""
+    if math.isnan(estimate.mean):
+        return ""
+    if estimate.count < 2:
+        return "(one value)"
+    return between(estimate.low * factor, estimate.high * factor, digits)
+
+
 def percent(estimate: Estimate | None, digits: int = 0) -> str:
     """A share with its interval, "38 % [30–47]"."""
     if estimate is None or math.isnan(estimate.mean):
         return NONE
-    interval = between(estimate.low * 100, estimate.high * 100, digits)
-    return f"{number(estimate.mean * 100, digits)}{SPACE}% {interval}".strip()
+    return f"{number(estimate.mean * 100, digits)}{SPACE}% {interval(estimate, 100, digits)}".strip()
 
 
 def points(estimate: Estimate | None) -> str:
@@ -102,8 +111,26 @@ def points(estimate: Estimate | None) -> str:
     if estimate is None or math.isnan(estimate.mean):
         return NONE
     sign = "+" if estimate.mean > 0 else ""
-    interval = between(estimate.low * 100, estimate.high * 100, 1)
-    return f"{sign}{number(estimate.mean * 100, 1)}{SPACE}points {interval}".strip()
+    return f"{sign}{number(estimate.mean * 100, 1)}{SPACE}points {interval(estimate, 100, 1)}".strip()
+
+
+def kept_together(text: str) -> Markup:
+    """Text in which no line ends inside a percentage or an interval.
+
+    >>> print(kept_together("38 % [30–47] of <all>"))
+    <span class="whole">38 %</span> <span class="whole">[30–47]</span> of &lt;all&gt;
+    """
+    parts = re.split(r"([−+-]?[\d.,]+[ \u00a0]%|\[[\d.,;–−% \u00a0-]{1,24}\])", text)
+    return Markup("").join(
+        Markup('<span class="whole">{}</span>').format(part) if index % 2 else escape(part)
+        for index, part in enumerate(parts)
+    )
+
+
+def images(row: Row) -> str:
+    """How many images a row rests on."""
+    count = max((one.count for one in row.metrics.values()), default=0)
+    return f"{count:,}{SPACE}image" + ("" if count == 1 else "s")
 
 
 def duration(seconds: float | None) -> str:

@@ -22,7 +22,8 @@ class ResNet18(ModelSpec):
     """ResNet-18: a 3×3 stem up to 64 pixels, the 7×7 stem with max-pooling above.
 
     `norm="group"` has no running statistics to share between clients and no coupling between the examples of a batch.
-    Without a norm, convolutions have biases. Gradient Dropout's experiments use `activation="sigmoid"`.
+    Without a norm, convolutions have biases; a sigmoid net without a norm hardly tells its inputs apart. Gradient
+    Dropout's experiments use `activation="sigmoid"`.
     """
 
     norm: Norm = "batch"

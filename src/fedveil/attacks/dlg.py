@@ -1,0 +1,29 @@
+"""DLG, deep leakage from gradients (Zhu et al. 2019)."""
+
+from __future__ import annotations
+
+from fedveil.attacks.base import Attack
+from fedveil.attacks.matching import Matching
+from fedveil.fields import Count, Positive, declared
+from fedveil.registry import attacks
+
+
+@attacks.register("dlg")
+@declared
+class DLG(Attack):
+    """Match the gradient by squared distance with L-BFGS, optimizing pixels and soft labels together.
+
+    As published: 300 outer steps of 20 inner iterations, rate 1, pixels start from N(0, 1) and are not boxed while
+    the search runs. The engine clamps the outcome to valid pixels.
+    """
+
+    paper = "Zhu, Liu, Han, Deep Leakage from Gradients, NeurIPS 2019"
+    steps: Count = 300
+    lr: Positive = 1.0
+    restarts: Count = 1
+
+    def choices(self) -> Matching:
+        """Squared L2, L-BFGS, labels optimized."""
+        return Matching(
+            cost="l2", steps=self.steps, optimizer="lbfgs", lr=self.lr, labels="optimized", restarts=self.restarts
+        )

@@ -1,0 +1,25 @@
+"""iDLG, improved deep leakage from gradients (Zhao et al. 2020)."""
+
+from __future__ import annotations
+
+from fedveil.attacks.base import Attack
+from fedveil.attacks.matching import Matching
+from fedveil.fields import Count, Positive, declared
+from fedveil.registry import attacks
+
+
+@attacks.register("idlg")
+@declared
+class IDLG(Attack):
+    """DLG with the label of a single example read off the last layer's gradient. For batches of one."""
+
+    paper = "Zhao, Mopuri, Bilen, iDLG: Improved Deep Leakage from Gradients, 2020"
+    steps: Count = 300
+    lr: Positive = 1.0
+    restarts: Count = 1
+
+    def choices(self) -> Matching:
+        """Squared L2, L-BFGS, label read off."""
+        return Matching(
+            cost="l2", steps=self.steps, optimizer="lbfgs", lr=self.lr, labels="idlg", restarts=self.restarts
+        )

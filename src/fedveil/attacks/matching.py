@@ -1,0 +1,419 @@
+"""The matching engine: optimize candidate inputs until their update looks like the observed one.
+
+Every optimization attack is one choice of what is optimized, the cost, the priors, the optimizer, the labels and the
+restarts. All victims are stacked and independent. Target, weights and labels are inputs of one function, so that the
+naive and the adaptive attacker, the floor and the ceiling share its compiled form.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.func import grad, vmap
+
+from fedveil.attacks.costs import COSTS, CostName
+from fedveil.attacks.labels import read_label, recover_labels
+from fedveil.attacks.lbfgs import StackedLBFGS
+from fedveil.attacks.priors import mean_square, total_variation
+from fedveil.attacks.problem import LocalSteps, Problem, Reconstruction
+from fedveil.clients.choose import COMPILE_SECONDS, COMPILED_SAVES
+from fedveil.clients.dropout import KeyedDropout
+from fedveil.clients.engine import BACKENDS, Backend, Engine, compile_once, compiler_found
+from fedveil.errors import FedveilError, unknown_name
+from fedveil.tree import Tree
+
+log = logging.getLogger("fedveil")
+
+LabelsFrom = Literal["known", "idlg", "recovered", "optimized"]
+Progress = Callable[[int, int], None]  # (steps done, steps in all), over all chunks of victims
+Row = dict[str, Tensor]
+
+NOTED = 30  # how often cost and iterates are noted: a multiple of 3, for the marks at 1/3 and 2/3
+MOST_VICTIMS = 32  # stacked at a time
+
+
+@dataclass(frozen=True)
+class Matching:
+    """The choices that make an attack. See the named attacks for the published ones."""
+
+    cost: CostName = "cosine"
+    steps: int = 1600
+    optimizer: Literal["adam", "lbfgs"] = "adam"
+    lr: float = 0.1
+    signed: bool = True  # Adam sees the sign of the input gradient only
+    decay: bool = True  # the rate falls to a tenth at 3/8, 5/8 and 7/8 of the steps
+    boxed: bool = True  # inputs are clamped to valid pixels after every step
+    total_variation: float = 0.0
+    mean_square: float = 0.0
+    labels: LabelsFrom = "known"
+    start: Literal["normal", "uniform"] = "normal"  # of the inputs; uniform over the valid box
+    restarts: int = 1
+
+
+def match(
+    problem: Problem,
+    choices: Matching,
+    *,
+    backend: Backend = "auto",
+    chunk: int | None = None,
+    progress: Progress | None = None,
+) -> Reconstruction:
+    """Run an attack on all victims of a problem. Restarts are compared by their final cost without priors."""
+    if backend not in BACKENDS:
+        raise unknown_name("backend", backend, BACKENDS)
+    problem = replace(problem, model=quiet(problem.model))
+    problem = with_labels(problem, choices.labels)
+    matcher = Matcher(problem, choices, backend=backend, chunk=chunk)
+    report = _Counter(progress, choices.steps * choices.restarts * matcher.chunks(problem.count))
+    best: Reconstruction | None = None
+    for restart in range(choices.restarts):
+        tried = matcher.run(problem, restart, report)
+        best = tried if best is None else _better(best, tried)
+    assert best is not None
+    return best
+
+
+def quiet(model: nn.Module) -> nn.Module:
+    """A copy of the model without dropout: the attacker does not know the victim's masks."""
+    made = copy.deepcopy(model)
+    for module in made.modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd | KeyedDropout):
+            module.eval()
+    return made
+
+
+def with_labels(problem: Problem, labels: LabelsFrom) -> Problem:
+    """The problem with the labels that the attack will use; None where they are optimized."""
+    if labels == "known":
+        if problem.labels is None:
+            raise FedveilError(
+                "the labels are not known here: let the attack read them off (--labels recovered, or idlg for a batch "
+                "of one) or optimize them (--labels optimized)"
+            )
+        return problem
+    if labels == "optimized":
+        if problem.classes is None:
+            raise FedveilError("labels cannot be optimized: the number of classes is not known")
+        return replace(problem, labels=None)
+    return replace(problem, labels=read_label(problem) if labels == "idlg" else recover_labels(problem))
+
+
+class Matcher:
+    """One attack on one model, ready to run on any number of victims."""
+
+    def __init__(self, problem: Problem, choices: Matching, *, backend: Backend, chunk: int | None = None) -> None:
+        self.choices = choices
+        self._cost = COSTS[choices.cost]
+        self._simulate = problem.simulate
+        self._local = problem.local
+        self._shared = problem.params.shared or problem.count == 1
+        self._engine = Engine(problem.model, problem.loss, backend="stacked")
+        self.chunk = min(chunk or MOST_VICTIMS, problem.count)
+        self._functions: dict[bool, Callable[..., Any]] = {}
+        self.backend = self._choose(problem, backend)
+
+    def chunks(self, victims: int) -> int:
+        """How many chunks that many victims make."""
+        return -(-victims // self.chunk)
+
+    # ---- the objective of one victim -------------------------------------------------------------------
+
+    def _objective(
+        self, variables: Row, params: Row, buffers: Row, target: Row, weight: Row, labels: Tensor, noise: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Cost with priors, and cost without."""
+        return self._cost_of(self._update, variables, params, buffers, target, weight, labels, noise)
+
+    def _cost_of(
+        self,
+        update_of: Callable[..., Row],
+        variables: Row,
+        params: Row,
+        buffers: Row,
+        target: Row,
+        weight: Row,
+        labels: Tensor,
+        noise: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        inputs = variables["inputs"]
+        seen = inputs
+        for place, simulate in enumerate(self._simulate):
+            seen = simulate(seen, noise[place])
+        chosen = variables["labels"].softmax(-1) if "labels" in variables else labels
+        matched = self._cost(update_of(params, buffers, seen, chosen), target, weight)
+        total = matched
+        if self.choices.total_variation and inputs.dim() >= 3:
+            total = total + self.choices.total_variation * total_variation(inputs)
+        if self.choices.mean_square:
+            total = total + self.choices.mean_square * mean_square(inputs)
+        return total, matched
+
+    def _loss(self, params: Row, buffers: Row, inputs: Tensor, labels: Tensor) -> Tensor:
+        return self._engine.loss_of_one(params, buffers, inputs, labels)
+
+    def _update(self, params: Row, buffers: Row, inputs: Tensor, labels: Tensor) -> Row:
+        """What a client with these inputs would have shared, as a gradient."""
+        gradient = grad(self._loss)
+        if self._local is None:
+            return gradient(params, buffers, inputs, labels)  # type: ignore[no-any-return]
+        return unrolled(gradient, self._local, params, buffers, inputs, labels)
+
+    def _plain_update(self, params: Row, buffers: Row, inputs: Tensor, labels: Tensor) -> Row:
+        """The same with plain autograd, for models that `torch.func` does not take."""
+
+        def gradient(weights: Row, buffers: Row, inputs: Tensor, labels: Tensor) -> Row:
+            live = {n: w if w.requires_grad else w.detach().requires_grad_() for n, w in weights.items()}
+            loss = self._loss(live, buffers, inputs, labels)
+            found = torch.autograd.grad(loss, list(live.values()), create_graph=True, allow_unused=True)
+            return {n: torch.zeros_like(w) if g is None else g for (n, w), g in zip(live.items(), found, strict=True)}
+
+        if self._local is None:
+            return gradient(params, buffers, inputs, labels)
+        return unrolled(gradient, self._local, params, buffers, inputs, labels)
+
+    # ---- the same for a chunk of victims ----------------------------------------------------------------
+
+    def _evaluate(self, variables: Row, fixed: tuple[Any, ...], backend: Backend | None = None) -> tuple[Row, Tensor]:
+        """The gradient of every victim's objective in its variables, and the costs without priors."""
+        backend = backend or self.backend
+        if backend == "loop":
+            return self._looped(variables, fixed)
+        compiled = backend == "compiled"
+        if compiled not in self._functions:
+            pure = grad(self._objective, has_aux=True)
+            stacked = vmap(pure, in_dims=(0, None if self._shared else 0, 0, 0, 0, 0, 0))
+            self._functions[compiled] = compile_once(stacked, "attack") if compiled else stacked
+        return self._functions[compiled](variables, *fixed)  # type: ignore[no-any-return]
+
+    def _looped(self, variables: Row, fixed: tuple[Any, ...]) -> tuple[Row, Tensor]:
+        params, buffers, target, weight, labels, noise = fixed
+        gradients, costs = [], []
+        for v in range(len(labels)):
+            live = {name: tensor[v].detach().requires_grad_() for name, tensor in variables.items()}
+            own = params if self._shared else {n: t[v] for n, t in params.items()}
+            buffer, goal, trust = ({n: t[v] for n, t in part.items()} for part in (buffers, target, weight))
+            total, matched = self._cost_of(self._plain_update, live, own, buffer, goal, trust, labels[v], noise[v])
+            found = torch.autograd.grad(total, list(live.values()))
+            gradients.append(dict(zip(live, found, strict=True)))
+            costs.append(matched.detach())
+        return dict(Tree.stack(gradients)), torch.stack(costs)
+
+    # ---- running ----------------------------------------------------------------------------------------
+
+    def run(self, problem: Problem, restart: int, progress: _Counter) -> Reconstruction:
+        """One try for every victim, chunk by chunk; the last chunk is filled with dummy victims."""
+        parts = []
+        for start in range(0, problem.count, self.chunk):
+            index = list(range(start, min(start + self.chunk, problem.count)))
+            fill = index + [start] * (self.chunk - len(index) if self.backend == "compiled" else 0)
+            done = self._chunk(problem.rows(fill), restart, progress)
+            parts.append(done.rows(slice(0, len(index))))
+        return Reconstruction.concat(parts)
+
+    def _fixed(self, problem: Problem, noise: Tensor) -> tuple[Any, ...]:
+        params = problem.params.row(0) if self._shared else dict(problem.params)
+        labels = problem.labels
+        if labels is None:  # optimized: the function still takes some
+            labels = torch.zeros(problem.count, problem.batch_size, dtype=torch.int64)
+        # Weights that are one expanded number would make another graph than full ones.
+        weight = {name: tensor.contiguous() for name, tensor in problem.weight.items()}
+        return params, dict(problem.buffers), dict(problem.target), weight, labels, noise
+
+    def _start(self, problem: Problem, restart: int) -> Row:
+        streams = problem.streams.fold("start", restart)
+        shape = (problem.batch_size, *problem.shape)
+        if self.choices.start == "normal" or problem.box is None:
+            inputs = streams.normal(*shape)
+        else:
+            low, high = problem.box
+            inputs = low + (high - low) * streams.uniform(*shape)
+        variables = {"inputs": inputs}
+        if problem.labels is None:
+            assert problem.classes is not None
+            variables["labels"] = streams.normal(problem.batch_size, problem.classes)
+        return variables
+
+    def _chunk(self, problem: Problem, restart: int, progress: _Counter) -> Reconstruction:
+        begun = time.perf_counter()
+        variables = self._start(problem, restart)
+        noise_streams = problem.streams.fold("noise", restart)
+        shape = (len(self._simulate), *variables["inputs"].shape[1:])
+
+        def evaluate(at: Row) -> tuple[Row, Tensor]:
+            noise = noise_streams.normal(*shape) if self._simulate else torch.zeros(problem.count, 0)
+            return self._evaluate(at, self._fixed(problem, noise))
+
+        notes = _Notes(self.choices.steps)
+        optimize = self._adam if self.choices.optimizer == "adam" else self._lbfgs
+        variables, cost = optimize(variables, evaluate, problem, notes, progress)
+        labels = problem.labels if problem.labels is not None else variables["labels"].argmax(-1)
+        return Reconstruction(
+            inputs=variables["inputs"],
+            labels=labels,
+            cost=cost,
+            steps=notes.steps,
+            costs=torch.stack(notes.costs, 1),
+            iterates=torch.stack(notes.iterates),
+            seconds=time.perf_counter() - begun,
+        )
+
+    def _adam(
+        self,
+        variables: Row,
+        evaluate: Callable[[Row], tuple[Row, Tensor]],
+        problem: Problem,
+        notes: _Notes,
+        progress: _Counter,
+    ) -> tuple[Row, Tensor]:
+        steps = self.choices.steps
+        optimizer = torch.optim.Adam(list(variables.values()), lr=self.choices.lr)
+        marks = [steps * part // 8 for part in (3, 5, 7)] if self.choices.decay else []
+        schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, marks, gamma=0.1)
+        for step in range(1, steps + 1):
+            gradients, cost = evaluate(variables)
+            notes.before(step, cost)
+            # A victim whose gradient is no longer finite rests where it is; the others go on.
+            for name, variable in variables.items():
+                variable.grad = torch.nan_to_num(gradients[name].detach(), nan=0.0, posinf=0.0, neginf=0.0)
+            if self.choices.signed:
+                variables["inputs"].grad = variables["inputs"].grad.sign()  # type: ignore[union-attr]
+            optimizer.step()
+            schedule.step()
+            self._box(variables, problem)
+            notes.after(step, variables["inputs"])
+            progress.add()
+        return variables, evaluate(variables)[1]
+
+    def _lbfgs(
+        self,
+        variables: Row,
+        evaluate: Callable[[Row], tuple[Row, Tensor]],
+        problem: Problem,
+        notes: _Notes,
+        progress: _Counter,
+    ) -> tuple[Row, Tensor]:
+        tree = Tree(variables)
+        optimizer = StackedLBFGS(lr=self.choices.lr)
+
+        def flat(point: Tensor) -> tuple[Tensor, Tensor]:
+            gradients, cost = evaluate(dict(tree.unflat(point)))
+            return cost, Tree({name: gradients[name] for name in tree}).flat()
+
+        point = tree.flat()
+        for step in range(1, self.choices.steps + 1):
+            point, cost = optimizer.step(point, flat)
+            notes.before(step, cost)
+            variables = dict(tree.unflat(point))
+            notes.after(step, variables["inputs"])
+            progress.add()
+        return self._box(variables, problem), evaluate(variables)[1]
+
+    def _box(self, variables: Row, problem: Problem) -> Row:
+        if self.choices.boxed and problem.box is not None:
+            low, high = problem.box
+            variables["inputs"] = variables["inputs"].clamp_(low, high)
+        return variables
+
+    # ---- the backend --------------------------------------------------------------------------------------
+
+    def _choose(self, problem: Problem, backend: Backend) -> Backend:
+        """A forced backend, or the fastest that this model takes and that is worth it here."""
+        if backend == "loop":
+            return "loop"
+        some = problem.rows(slice(0, self.chunk))
+        noise = torch.zeros(some.count, len(self._simulate), some.batch_size, *some.shape)
+        arguments = (self._start(some, 0), self._fixed(some, noise))
+        try:
+            self._evaluate(*arguments, backend="stacked")
+            begun = time.perf_counter()
+            self._evaluate(*arguments, backend="stacked")
+            seconds = time.perf_counter() - begun
+        except Exception as error:  # whatever a foreign module raises under vmap is the reason
+            reason = str(error).strip().partition("\n")[0][:200]
+            if backend != "auto":
+                raise FedveilError(f"this attack cannot run on the backend '{backend}': {reason}; use loop") from None
+            log.info("the attack runs on the loop backend: %s", reason)
+            return "loop"
+        if backend != "auto":
+            return "compiled" if backend == "compiled" and compiler_found() else "stacked"
+        evaluations = self.choices.steps * self.choices.restarts * self.chunks(problem.count)
+        evaluations *= 20 if self.choices.optimizer == "lbfgs" else 1
+        worth = seconds * evaluations * COMPILED_SAVES > 2 * COMPILE_SECONDS
+        return "compiled" if worth and compiler_found() else "stacked"
+
+
+def unrolled(
+    gradient: Callable[..., Row], local: LocalSteps, params: Row, buffers: Row, inputs: Tensor, labels: Tensor
+) -> Row:
+    """The pseudo-gradient of local SGD, step by step, as a differentiable function of the inputs."""
+    weights, velocity = params, {name: torch.zeros_like(w) for name, w in params.items()}
+    batches = max(len(inputs) // local.batch_size, 1)
+    for step in range(local.steps):
+        batch = slice((step % batches) * local.batch_size, (step % batches + 1) * local.batch_size)
+        found = gradient(weights, buffers, inputs[batch], labels[batch])
+        found = {n: g + local.weight_decay * weights[n] for n, g in found.items()} if local.weight_decay else found
+        velocity = {n: local.momentum * velocity[n] + g for n, g in found.items()}
+        weights = {n: w - local.lr * velocity[n] for n, w in weights.items()}
+    return {name: (params[name] - w) / (local.lr * local.steps) for name, w in weights.items()}
+
+
+def _better(best: Reconstruction, tried: Reconstruction) -> Reconstruction:
+    """Each victim's try with the lower final cost; one that is not finite never wins over one that is."""
+    old = torch.nan_to_num(best.cost, nan=torch.inf)
+    new = torch.nan_to_num(tried.cost, nan=torch.inf)
+    wins = new < old
+
+    def pick(a: Tensor, b: Tensor, axis: int = 0) -> Tensor:
+        shape = [1] * a.dim()
+        shape[axis] = -1
+        return torch.where(wins.reshape(shape), b, a)
+
+    return Reconstruction(
+        inputs=pick(best.inputs, tried.inputs),
+        labels=pick(best.labels, tried.labels),
+        cost=pick(best.cost, tried.cost),
+        steps=best.steps,
+        costs=pick(best.costs, tried.costs),
+        iterates=pick(best.iterates, tried.iterates, axis=1),
+        seconds=best.seconds + tried.seconds,
+    )
+
+
+class _Notes:
+    """Costs and iterates at evenly spaced steps."""
+
+    def __init__(self, steps: int) -> None:
+        count = min(NOTED, steps)
+        self.steps = sorted({round(steps * (i + 1) / count) for i in range(count)})
+        self.costs: list[Tensor] = []
+        self.iterates: list[Tensor] = []
+        self._wanted = set(self.steps)
+
+    def before(self, step: int, cost: Tensor) -> None:
+        if step in self._wanted:
+            self.costs.append(cost.detach().clone())
+
+    def after(self, step: int, inputs: Tensor) -> None:
+        if step in self._wanted:
+            self.iterates.append(inputs.detach().clone())
+
+
+class _Counter:
+    """Counts steps over chunks and restarts for a progress display."""
+
+    def __init__(self, progress: Progress | None, total: int) -> None:
+        self._progress = progress
+        self._total = total
+        self._done = 0
+
+    def add(self) -> None:
+        self._done += 1
+        if self._progress is not None:
+            self._progress(self._done, self._total)

@@ -1,0 +1,260 @@
+"""Captured updates: what a server or an eavesdropper saw of one client, and nothing it would not see.
+
+A capture is a file in the safetensors format, so that updates captured elsewhere, by any framework, can be attacked
+too. Its tensors are named
+
+    before/NAME          the trained parameter NAME as the server sent it to the client
+    shared/NAME          what the client sent back for it: same names, shapes and floating type
+    buffers/NAME         optional: the model's buffer NAME as the client sent it back
+    buffers_before/NAME  optional: that buffer as the server sent it to the client
+
+where NAME is the name in the model's `named_parameters()` or `named_buffers()`. The file's metadata has one entry,
+`fedveil`, a JSON object with these fields, all of them required:
+
+    format, version      "fedveil-capture", 1
+    kind                 what `shared` is: "gradient", "weights" (after local training) or "delta" (their change)
+    client, round        whose message it is and of which round; rounds count from 1
+    steps                local steps behind the message; 1 for a gradient
+    lr                   a list: the learning rate of each step
+    momentum             of the client's local steps; 0 for a gradient
+    batch_sizes          a list: the number of examples of each step
+    facts                an object of further public settings. fedveil writes model, loss, shape, classes, mean, std
+                         (of the normalization, or null), defense, weight_decay and buffers; none is required.
+
+Inputs, labels and the inputs that a data defense made of them are never in it. Those are the client's: they go into
+a `Truth`, a file of its own ("fedveil-truth", 1), which serves to score an attack and for nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import torch
+from torch import Tensor, nn
+
+from fedveil.clients.engine import Row
+from fedveil.defenses.base import Kind
+from fedveil.errors import FedveilError
+from fedveil.federation.tensorfile import Header, grouped, prefixed, read_tensors, write_tensors
+from fedveil.tasks.inputs import Inputs, count, leaves
+
+CAPTURE = "fedveil-capture"
+TRUTH = "fedveil-truth"
+VERSION = 1
+
+
+@dataclass(frozen=True, eq=False)
+class Capture:
+    """One client's message and what its receiver knows besides. Rows are plain dicts, without a client axis.
+
+    Everything is checked when it is made: a capture that exists is complete, finite and consistent.
+    """
+
+    kind: Kind
+    before: Row
+    shared: Row
+    client: int
+    round: int
+    lr: tuple[float, ...]
+    batch_sizes: tuple[int, ...]
+    steps: int = 1
+    momentum: float = 0.0
+    buffers: Row | None = None  # None where buffers are not shared
+    buffers_before: Row | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        wrong = _numbers_wrong(self) or _rows_wrong("shared", self.shared, "before", self.before)
+        if wrong is None and self.buffers is not None and self.buffers_before is not None:
+            wrong = _rows_wrong("buffers", self.buffers, "buffers_before", self.buffers_before)
+        for name in ("before", "shared", "buffers", "buffers_before"):
+            wrong = wrong or _values_wrong(name, getattr(self, name) or {}, floating=name in ("before", "shared"))
+        if wrong:
+            raise FedveilError(f"not a valid capture: {wrong}")
+
+    def check(self, model: nn.Module) -> None:
+        """Refuse a model that this update cannot come from, naming the first misfit."""
+        trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        wrong = _fits(self.before, trained, "parameter", complete=True)
+        for row in (self.buffers, self.buffers_before):
+            wrong = wrong or _fits(row or {}, dict(model.named_buffers()), "buffer", complete=False)
+        if wrong:
+            raise FedveilError(f"the captured update does not fit the model {type(model).__name__}: {wrong}")
+
+    def save(self, path: Path | str) -> None:
+        """Write the file that the head of this module describes."""
+        tensors = {**prefixed("before", self.before), **prefixed("shared", self.shared)}
+        tensors |= prefixed("buffers", self.buffers or {}) | prefixed("buffers_before", self.buffers_before or {})
+        header = CaptureHeader(
+            format=CAPTURE,
+            version=VERSION,
+            kind=self.kind,
+            client=self.client,
+            round=self.round,
+            steps=self.steps,
+            lr=list(self.lr),
+            momentum=self.momentum,
+            batch_sizes=list(self.batch_sizes),
+            facts=self.facts,
+        )
+        write_tensors(Path(path), header, tensors)
+
+    @classmethod
+    def load(cls, path: Path | str) -> Self:
+        """Read such a file; whatever is wrong with it is told in one line."""
+        header, tensors = read_tensors(Path(path), CaptureHeader, CAPTURE, VERSION)
+        groups = grouped(tensors)
+        unknown = sorted(groups.keys() - {"before", "shared", "buffers", "buffers_before"})
+        if unknown:
+            raise FedveilError(f"{path}: not a valid capture: it holds '{unknown[0]}', which no capture has")
+        try:
+            return cls(
+                kind=header.kind,
+                before=groups.get("before", {}),
+                shared=groups.get("shared", {}),
+                buffers=groups.get("buffers"),
+                buffers_before=groups.get("buffers_before"),
+                client=header.client,
+                round=header.round,
+                steps=header.steps,
+                lr=tuple(header.lr),
+                momentum=header.momentum,
+                batch_sizes=tuple(header.batch_sizes),
+                facts=header.facts,
+            )
+        except FedveilError as error:
+            raise FedveilError(f"{path}: {error}") from None
+
+
+@dataclass(frozen=True, eq=False)
+class Truth:
+    """The client's side of a capture, for scoring only. Several local batches stand one behind another."""
+
+    inputs: Inputs  # as the model takes them
+    targets: Tensor
+    seen: Inputs  # what the gradient was taken at: a perfect inversion yields these
+
+    def __post_init__(self) -> None:
+        for what, inputs in (("inputs", self.inputs), ("seen", self.seen)):
+            if not leaves(inputs) or count(inputs) != len(self.targets):
+                raise FedveilError(f"not a valid truth: {what} and targets differ in their number of examples")
+
+    def save(self, path: Path | str) -> None:
+        """Write it to a file of its own."""
+        tensors = {"targets": self.targets, **_spread("inputs", self.inputs), **_spread("seen", self.seen)}
+        write_tensors(Path(path), Header(format=TRUTH, version=VERSION), tensors)
+
+    @classmethod
+    def load(cls, path: Path | str) -> Self:
+        """Read what `save` wrote."""
+        _, tensors = read_tensors(Path(path), Header, TRUTH, VERSION)
+        groups = grouped(tensors)
+        missing = sorted({"inputs", "targets", "seen"} - groups.keys())
+        if missing:
+            raise FedveilError(f"{path} is not a valid truth: {missing[0]} is missing")
+        return cls(_gathered(groups["inputs"]), tensors["targets"], _gathered(groups["seen"]))
+
+
+@dataclass(frozen=True, eq=False)
+class Captured:
+    """A captured update with the truth behind it, as a simulation has both."""
+
+    capture: Capture
+    truth: Truth
+
+
+def pseudo_gradient(capture: Capture) -> Row:
+    """The gradient that the update stands for: (before − weights) / (lr·steps), or the shared gradient itself.
+
+    With momentum μ a step's gradient moves the weights in every later step too, by lr·(1 + μ + μ² + …) in all; the
+    divisor is then the sum of these factors, so that the result stays a mean of gradients, in which early steps
+    weigh more. What weight decay added stays in.
+    """
+    if capture.kind == "gradient":
+        return dict(capture.shared)
+    weight = step_weight(capture.lr, capture.momentum)
+    if capture.kind == "delta":
+        return {name: -tensor / weight for name, tensor in capture.shared.items()}
+    return {name: (capture.before[name] - tensor) / weight for name, tensor in capture.shared.items()}
+
+
+def step_weight(lr: tuple[float, ...], momentum: float) -> float:
+    """By how much a constant gradient of 1 moves a weight over these local steps."""
+    total = velocity = 0.0
+    for rate in lr:
+        velocity = momentum * velocity + 1
+        total += rate * velocity
+    return total
+
+
+class CaptureHeader(Header):
+    """The JSON header of a capture file."""
+
+    kind: Literal["gradient", "weights", "delta"]
+    client: int
+    round: int
+    steps: int
+    lr: list[float]
+    momentum: float
+    batch_sizes: list[int]
+    facts: dict[str, Any]
+
+
+def _numbers_wrong(capture: Capture) -> str | None:
+    """What is wrong with the plain fields, if anything."""
+    if capture.client < 0 or capture.round < 1 or capture.steps < 1:
+        return f"client {capture.client}, round {capture.round}, steps {capture.steps}: counted from 0, 1 and 1"
+    if capture.kind == "gradient" and capture.steps != 1:
+        return f"a gradient is of 1 step, not of {capture.steps}"
+    for name, values in (("lr", capture.lr), ("batch_sizes", capture.batch_sizes)):
+        if len(values) != capture.steps:
+            return f"{name} needs one value per step: {capture.steps}, not {len(values)}"
+        if not all(math.isfinite(value) and value > 0 for value in values):
+            return f"{name} must be positive (got {list(values)})"
+    if not 0 <= capture.momentum < 1:
+        return f"momentum must be at least 0 and below 1 (got {capture.momentum})"
+    return None
+
+
+def _rows_wrong(name: str, row: Mapping[str, Tensor], other: str, against: Mapping[str, Tensor]) -> str | None:
+    if not against:
+        return f"it has no '{other}' tensors"
+    for key in sorted(row.keys() ^ against.keys()):
+        return f"{key} is in '{other if key in against else name}' but not in '{name if key in against else other}'"
+    for key, tensor in row.items():
+        if tensor.shape != against[key].shape:
+            return f"{name}/{key} has shape {tuple(tensor.shape)}, {other}/{key} has {tuple(against[key].shape)}"
+        if tensor.dtype != against[key].dtype:
+            return f"{name}/{key} is {tensor.dtype}, {other}/{key} is {against[key].dtype}"
+    return None
+
+
+def _values_wrong(name: str, row: Mapping[str, Tensor], *, floating: bool) -> str | None:
+    for key, tensor in row.items():
+        if floating and not tensor.is_floating_point():
+            return f"{name}/{key} must be of a floating type, not {tensor.dtype}"
+        if tensor.is_complex() or (tensor.is_floating_point() and not bool(torch.isfinite(tensor).all())):
+            return f"{name}/{key} contains NaN, infinity or complex numbers"
+    return None
+
+
+def _fits(row: Mapping[str, Tensor], model: Mapping[str, Tensor], what: str, *, complete: bool) -> str | None:
+    for name, tensor in row.items():
+        if name not in model:
+            return f"it has no trained {what} '{name}'" if complete else f"it has no {what} '{name}'"
+        if tensor.shape != model[name].shape:
+            return f"{name} is {tuple(tensor.shape)} in the update and {tuple(model[name].shape)} in the model"
+    missing = [name for name in model if name not in row]
+    return f"{what} '{missing[0]}' is not in the update" if complete and missing else None
+
+
+def _spread(name: str, inputs: Inputs) -> dict[str, Tensor]:
+    return {name: inputs} if isinstance(inputs, Tensor) else prefixed(name, inputs)
+
+
+def _gathered(group: dict[str, Tensor]) -> Inputs:
+    return group[""] if "" in group else group

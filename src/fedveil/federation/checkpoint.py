@@ -1,0 +1,162 @@
+"""Checkpoints between rounds: a run that was killed goes on from the last one as if nothing had happened.
+
+A checkpoint is one safetensors file with a JSON header: the weights, buffers and server momentum, the best model so
+far, the clients' local buffers and what their defenses remember over rounds, the history, and a description of the
+whole configuration, which a resumed run must have too. Randomness needs no saving: it is keyed by round and step.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import Tensor
+
+from fedveil.clients.engine import Row
+from fedveil.defenses.chain import Chain, ClientStates, States
+from fedveil.errors import FedveilError
+from fedveil.federation.history import RoundRecord, Utility
+from fedveil.federation.server import Server
+from fedveil.federation.settings import Federation
+from fedveil.federation.tensorfile import Header, grouped, prefixed, read_tensors, write_tensors
+from fedveil.fields import field_values
+from fedveil.tasks.fingerprint import fingerprint
+from fedveil.tasks.task import Task
+
+CHECKPOINT = "fedveil-checkpoint"
+VERSION = 1
+
+
+class CheckpointHeader(Header):
+    """The JSON header of a checkpoint."""
+
+    configuration: dict[str, Any]
+    backend: Literal["loop", "stacked", "compiled"]
+    chunk: int
+    untrained: Utility
+    history: list[RoundRecord]
+    best_round: int
+    stopped: bool
+    sha256: str  # of the tensors: the format itself would not notice a flipped bit
+
+
+@dataclass
+class Progress:
+    """How far a run has come."""
+
+    server: Server
+    untrained: Utility
+    history: list[RoundRecord] = field(default_factory=list)
+    best_round: int = 0
+    best: tuple[Row, Row] | None = None  # weights and statistics of the best round, under early stopping
+    stopped: bool = False
+
+
+@dataclass(frozen=True)
+class Machinery:
+    """What computed the gradients. A resumed run uses the same, or its last bits would differ."""
+
+    backend: Literal["loop", "stacked", "compiled"]
+    chunk: int
+
+
+def configuration(task: Task, chain: Chain, settings: Federation, seed: int) -> dict[str, Any]:
+    """Everything that a run's outcome depends on, as plain data."""
+    members = hashlib.sha256()
+    for places in task.clients:
+        members.update(len(places).to_bytes(8, "little"))
+        members.update(places.cpu().contiguous().numpy().tobytes())
+    loss = task.loss
+    return _plain(
+        {
+            "task": task.description,
+            "data": task.data_hash,
+            "clients": members.hexdigest(),
+            "initial model": task.model_hash,
+            "loss": getattr(loss, "__name__", type(loss).__name__),
+            "defense": str(chain),
+            "settings": field_values(settings),
+            "seed": seed,
+        }
+    )
+
+
+def save_checkpoint(
+    path: Path, progress: Progress, chain: Chain, machinery: Machinery, described: dict[str, Any]
+) -> None:
+    """Write a checkpoint in place of the last one."""
+    server = progress.server
+    tensors = prefixed("params", server.params) | prefixed("buffers", server.buffers)
+    tensors |= prefixed("velocity", server.velocity)
+    for client, row in server.local.items():
+        tensors |= prefixed(f"local/{client}", row)
+    for client, states in server.states.lasting(chain).items():
+        for place, state in enumerate(states):
+            tensors |= prefixed(f"state/{client}/{place}", state)
+    if progress.best is not None:
+        tensors |= prefixed("best_params", progress.best[0]) | prefixed("best_buffers", progress.best[1])
+    header = CheckpointHeader(
+        format=CHECKPOINT,
+        version=VERSION,
+        configuration=described,
+        backend=machinery.backend,
+        chunk=machinery.chunk,
+        untrained=progress.untrained,
+        history=progress.history,
+        best_round=progress.best_round,
+        stopped=progress.stopped,
+        sha256=fingerprint(sorted(tensors.items())),
+    )
+    write_tensors(path, header, tensors)
+
+
+def load_checkpoint(path: Path, chain: Chain, described: dict[str, Any]) -> tuple[Progress, Machinery]:
+    """Read a checkpoint of this configuration; one of another is refused, naming what differs."""
+    header, tensors = read_tensors(path, CheckpointHeader, CHECKPOINT, VERSION)
+    changed = differences(header.configuration, described)
+    if changed:
+        raise FedveilError(
+            f"{path} belongs to another run: {'; '.join(changed)}. Choose another folder, or start anew without resume"
+        )
+    if fingerprint(sorted(tensors.items())) != header.sha256:
+        raise FedveilError(f"{path} is damaged: its contents do not match their hash; start anew without resume")
+    groups = grouped(tensors)
+    server = Server(groups.get("params", {}), groups.get("buffers", {}), groups.get("velocity", {}))
+    for name, row in grouped(groups.get("local", {})).items():
+        server.local[int(name)] = row
+    server.states = ClientStates(_states(groups.get("state", {}), chain))
+    best = (groups["best_params"], groups.get("best_buffers", {})) if "best_params" in groups else None
+    progress = Progress(server, header.untrained, list(header.history), header.best_round, best, header.stopped)
+    return progress, Machinery(header.backend, header.chunk)
+
+
+def _states(tensors: dict[str, Tensor], chain: Chain) -> dict[int, States]:
+    found: dict[int, States] = {}
+    for name, tensor in tensors.items():
+        client, place, key = name.split("/", 2)
+        found.setdefault(int(client), chain.new_states())[int(place)][key] = tensor
+    return found
+
+
+def differences(saved: Any, current: Any, name: str = "") -> list[str]:
+    """What differs between two configurations, one line each."""
+    if isinstance(saved, dict) and isinstance(current, dict):
+        keys = [*saved, *(key for key in current if key not in saved)]
+        return [line for key in keys for line in differences(saved.get(key), current.get(key), f"{name} {key}".strip())]
+    return [] if saved == current else [f"{name} was {_short(saved)}, is now {_short(current)}"]
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return f"{text[:12]}…" if len(text) == 64 else text  # a hash
+
+
+def _plain(value: Any) -> Any:
+    """The value as JSON gives it back: tuples are lists there."""
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value if isinstance(value, str | int | float | bool) or value is None else str(value)

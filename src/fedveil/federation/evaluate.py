@@ -1,0 +1,87 @@
+"""How good the model is, and the statistics it is judged with."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedveil.clients.engine import Row
+from fedveil.federation.history import Utility
+from fedveil.federation.server import Server
+from fedveil.federation.steps import Plan
+from fedveil.tasks.examples import Examples
+from fedveil.tasks.inputs import as_arguments, map_inputs
+
+BATCH = 256
+RECALIBRATION = 1024  # so many validation examples at most re-estimate the statistics
+
+
+class Evaluator:
+    """Runs a copy of the task's model in evaluation mode with any weights."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._task = plan.task
+        self._device = plan.device
+        self._model = copy.deepcopy(plan.task.model).to(plan.device).eval()
+
+    def utility(self, params: Row, buffers: Row) -> Utility:
+        """Accuracy on the validation and the test part."""
+        return Utility(
+            validation=_share(self.correct(self._task.validation, params, buffers)),
+            test=_share(self.correct(self._task.test, params, buffers)),
+        )
+
+    def correct(self, examples: Examples | None, params: Row, buffers: Row) -> Tensor | None:
+        """For every example whether its class is the highest score; None where there are no classes or examples."""
+        if examples is None or self._task.classes is None:
+            return None
+        found = []
+        with torch.no_grad():
+            for inputs, targets in examples.batches(BATCH):
+                arguments, keywords = as_arguments(map_inputs(lambda tensor: tensor.to(self._device), inputs))
+                scores = functional_call(self._model, (params, buffers), arguments, keywords)
+                found.append(scores.argmax(1).cpu() == targets)
+        return torch.cat(found)
+
+    def statistics(self, server: Server) -> Row:
+        """The buffers that the server's model is evaluated with.
+
+        Shared buffers are the server's own. Local ones never leave their clients: a simulation takes their mean for
+        this purpose. Recalibrated ones are re-estimated by the server.
+        """
+        if self._task.buffers == "local":
+            return server.mean_local_buffers()
+        return server.buffers
+
+    def recalibrated(self, params: Row, buffers: Row) -> Row:
+        """Batch norm statistics estimated anew from validation data, as the plain mean over its batches.
+
+        Only batch norm layers are in training mode here, so that nothing is drawn. Other buffers are left alone.
+        """
+        fresh = {name: buffer.clone() for name, buffer in buffers.items()}
+        model = copy.deepcopy(self._model)
+        for name, module in model.named_modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is not None:
+                module.train()
+                module.momentum = None  # torch's word for a cumulative mean
+                prefix = f"{name}." if name else ""
+                fresh[f"{prefix}running_mean"].zero_()
+                fresh[f"{prefix}running_var"].fill_(1)
+                fresh[f"{prefix}num_batches_tracked"].zero_()
+        if self._task.validation is None or not any(module.training for module in model.modules()):
+            return fresh
+        count = min(len(self._task.validation), RECALIBRATION)
+        with torch.no_grad():
+            for inputs, targets in self._task.validation.subset(range(count)).batches(BATCH):
+                if len(targets) < 2 < count:
+                    continue  # one example has no variance
+                arguments, keywords = as_arguments(map_inputs(lambda tensor: tensor.to(self._device), inputs))
+                functional_call(model, (params, fresh), arguments, keywords)  # moves `fresh` in place
+        return fresh
+
+
+def _share(correct: Tensor | None) -> float | None:
+    return None if correct is None else float(correct.double().mean())

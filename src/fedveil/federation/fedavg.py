@@ -1,0 +1,197 @@
+"""FedAvg: local epochs of SGD, then one upload per client and round (SPM-FL Alg. 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from fedveil.clients.engine import Row
+from fedveil.defenses.chain import Chain, ClientStates
+from fedveil.federation.capture import Capture, Captured, Truth
+from fedveil.federation.schedule import batches, epoch_orders, windows
+from fedveil.federation.server import Collector, Server
+from fedveil.federation.sgd import at_rest, sgd_step
+from fedveil.federation.steps import (
+    Outcome,
+    Plan,
+    equal_groups,
+    group_step,
+    in_order,
+    join,
+    own_row,
+    put_rows,
+    require_finite,
+    size_in_bytes,
+)
+from fedveil.tasks.examples import Examples
+from fedveil.tasks.inputs import Inputs, take
+from fedveil.tree import Tree
+
+
+def fedavg_round(plan: Plan, server: Server, number: int, clients: list[int]) -> Outcome:
+    """One round: every client trains from the server's weights and uploads, the server takes the mean.
+
+    A chunk of clients goes through its whole local round before the next one starts: memory stays bounded.
+    """
+    task, settings, chain = plan.task, plan.settings, plan.chain_at(number)
+    outcome = Outcome(clients)
+    recorded = set(clients[: settings.record_clients]) if number in settings.record_rounds else set()
+    collector = Collector(plan, server, "round", number)
+    for window in windows(clients, plan.engine.chunk):
+        walks = {}
+        for client in window:
+            own = task.clients[client]
+            orders = epoch_orders(plan.seed, client, number, len(own), settings.local_epochs)
+            walks[client] = [batch for order in orders for batch in batches(own[order], settings.batch_size)]
+        start, buffers = server.params, server.buffers_of(plan, window)
+        local = local_round(
+            plan, chain, server.states, task.train, window, walks, start, buffers, number, outcome, keep=recorded
+        )
+        collector.add(window, local.upload, local.buffers, trusted=chain.aggregates)
+        outcome.captured += [
+            _captured(plan, server, chain, local, row, number)
+            for row, client in enumerate(window)
+            if client in recorded and local.traces[client].targets
+        ]
+    travel = size_in_bytes(server.buffers)
+    outcome.bytes_up = len(clients) * (size_in_bytes(server.params) + travel * (task.buffers == "shared"))
+    outcome.bytes_down = len(clients) * (size_in_bytes(server.params) + travel * (task.buffers != "local"))
+    mean = collector.mean(number)
+    if settings.upload == "delta":
+        mean = {name: weight + mean[name] for name, weight in server.params.items()}
+    server.params = mean
+    server.states.new_round(chain)
+    return outcome
+
+
+@dataclass
+class Trace:
+    """The data behind one client's upload, step by step."""
+
+    inputs: list[Inputs] = field(default_factory=list)
+    targets: list[Tensor] = field(default_factory=list)
+    seen: list[Inputs] = field(default_factory=list)
+
+    def truth(self) -> Truth:
+        """All steps one behind another."""
+        return Truth(join(self.inputs, torch.cat), torch.cat(self.targets), join(self.seen, torch.cat))
+
+
+@dataclass(frozen=True, eq=False)
+class Local:
+    """What a chunk of clients has after its local round."""
+
+    clients: list[int]
+    upload: Tree  # weights or their change, protected
+    buffers: Tree
+    traces: dict[int, Trace]
+
+
+def local_round(
+    plan: Plan,
+    chain: Chain,
+    states: ClientStates,
+    examples: Examples,
+    clients: list[int],
+    walks: Mapping[int, Sequence[Tensor]],  # each client's batches over all epochs, as places in `examples`
+    start: Row,
+    buffers: Tree,
+    number: int,
+    outcome: Outcome,
+    *,
+    keep: Collection[int] = (),  # clients whose data are kept beside their upload
+) -> Local:
+    """Local training of a chunk of clients and the protected upload."""
+    settings = plan.settings
+    # Copies from the start: every client's weights go their own way at once, and a compiled graph sees one layout.
+    params = Tree.expand(start, len(clients)).map(torch.clone)
+    velocity = Tree(at_rest(params, settings.momentum))
+    traces = {client: Trace() for client in clients if client in keep}
+    last: dict[int, Tensor] = {}
+    for step in range(max(len(walks[client]) for client in clients)):
+        path = ("round", number, "step", step)
+        walking = [client for client in clients if step < len(walks[client])]
+        places = {client: plan.compose(chain, client, walks[client][step], path) for client in walking}
+        active = [client for client in walking if len(places[client])]
+        last.update({client: places[client] for client in active})
+        for _, members in equal_groups(active, places, states):
+            rows = [clients.index(client) for client in members]
+            mine, own = (params, buffers) if len(rows) == len(clients) else (params.rows(rows), buffers.rows(rows))
+            data = plan.read(examples, [places[client] for client in members])
+            done = group_step(plan, chain, states, members, mine, own, data, number, step)
+            moved, faster = sgd_step(
+                mine,
+                done.shared.update,
+                velocity.rows(rows),
+                lr=settings.lr_at(number),
+                momentum=settings.momentum,
+                weight_decay=settings.weight_decay,
+            )
+            params, velocity = put_rows(params, rows, moved), put_rows(velocity, rows, faster)
+            buffers = put_rows(buffers, rows, done.shared.buffers)
+            outcome.note_loss(done)
+            for row, client in enumerate(members):
+                if client in traces:
+                    traces[client].inputs.append(take(done.inputs, row))
+                    traces[client].targets.append(done.targets[row])
+                    traces[client].seen.append(take(done.shared.seen, row))
+        for observer in plan.observers:
+            observer.on_step(number, step)
+    update = params if settings.upload == "weights" else params - Tree.expand(start, len(clients))
+    shared = _protected(plan, chain, states, examples, clients, update, params, buffers, last, number)
+    return Local(clients, shared, buffers, traces)
+
+
+def _protected(
+    plan: Plan,
+    chain: Chain,
+    states: ClientStates,
+    examples: Examples,
+    clients: list[int],
+    update: Tree,
+    params: Tree,
+    buffers: Tree,
+    last: Mapping[int, Tensor],
+    number: int,
+) -> Tree:
+    """The upload after its defenses. They see each client's last batch, as `Guard.upload` shows it to them."""
+    if any(defense.acts_at == "upload" for defense in chain.defenses):
+        # A client whose sampling defense left every batch empty has no last batch: it shows its first example.
+        shown = {client: last.get(client, plan.task.clients[client % len(plan.task.clients)][:1]) for client in clients}
+        positions, parts = [], []
+        for rows, members in equal_groups(clients, shown, states):
+            data = plan.read(examples, [shown[client] for client in members])
+            path = ("round", number, "upload")
+            batch = plan.batch(members, params.rows(rows), buffers.rows(rows), data, path, chain)
+            memory = states.gather(members, chain)
+            parts.append(chain.upload(update.rows(rows), batch, memory))
+            states.scatter(members, memory)
+            positions.append(rows)
+        update = in_order(positions, parts)
+    require_finite(clients, update, number, "the upload")
+    return update
+
+
+def _captured(plan: Plan, server: Server, chain: Chain, local: Local, row: int, number: int) -> Captured:
+    client = local.clients[row]
+    trace = local.traces[client]
+    shares = plan.task.buffers == "shared"
+    sizes = tuple(len(targets) for targets in trace.targets)
+    capture = Capture(
+        kind=plan.settings.message,
+        before=server.params,
+        shared=own_row(local.upload, row),
+        buffers=own_row(local.buffers, row) if shares else None,
+        buffers_before=server.buffers if shares else None,
+        client=client,
+        round=number,
+        steps=len(sizes),
+        lr=(plan.settings.lr_at(number),) * len(sizes),
+        momentum=plan.settings.momentum,
+        batch_sizes=sizes,
+        facts=plan.facts(chain),
+    )
+    return Captured(capture, trace.truth())

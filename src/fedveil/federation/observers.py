@@ -1,0 +1,33 @@
+"""Observers: hooks that a run calls. Progress bars, logs and trackers live here, the rounds know nothing of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fedveil.federation.history import RoundRecord
+    from fedveil.federation.run import Run
+    from fedveil.federation.settings import Federation
+    from fedveil.tasks.task import Task
+
+
+class Observer:
+    """Does nothing at every hook; override those you need. What a hook raises ends the run."""
+
+    def on_start(self, task: Task, settings: Federation, done: list[RoundRecord]) -> None:
+        """Before the first round; `done` holds the rounds of an earlier process when a run is resumed."""
+
+    def on_round_start(self, number: int, clients: list[int]) -> None:
+        """Before the first step of a round (rounds count from 1) of these clients."""
+
+    def on_step(self, number: int, step: int) -> None:
+        """After a step, counted from 0. FedSGD: one exchange. FedAvg: one local step of a chunk of clients."""
+
+    def on_round_end(self, record: RoundRecord) -> None:
+        """After a round was evaluated and, if the run has a folder, its checkpoint written."""
+
+    def on_finish(self, run: Run) -> None:
+        """After the last round."""
+
+    def on_stop(self) -> None:
+        """At the very end, also after an error: the place to close what was opened."""

@@ -1,0 +1,226 @@
+"""`federate`: train a task's model over its clients, under a defense."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fedveil.clients.choose import make_engine
+from fedveil.clients.engine import Backend, Engine, Row
+from fedveil.defenses.base import Defense
+from fedveil.defenses.chain import Chain
+from fedveil.errors import FedveilError
+from fedveil.federation.capture import Capture, Captured, Truth
+from fedveil.federation.checkpoint import Machinery, Progress, configuration, load_checkpoint, save_checkpoint
+from fedveil.federation.evaluate import Evaluator
+from fedveil.federation.fedavg import fedavg_round
+from fedveil.federation.fedsgd import fedsgd_round
+from fedveil.federation.history import RoundRecord, Utility
+from fedveil.federation.observers import Observer
+from fedveil.federation.schedule import sampled_clients
+from fedveil.federation.server import Server
+from fedveil.federation.settings import Federation
+from fedveil.federation.steps import Plan
+from fedveil.files import writable_folder
+from fedveil.tasks.inputs import map_inputs
+from fedveil.tasks.task import Task
+
+ROUNDS = {"fedsgd": fedsgd_round, "fedavg": fedavg_round}
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """What a federation came to."""
+
+    params: Row  # of the last round, or of the best one under early stopping
+    buffers: Row  # the statistics that belong to them
+    untrained: Utility  # before the first round
+    history: list[RoundRecord]
+    chosen_round: int  # whose model this is
+    utility: Utility  # of this model
+    correct: Tensor | None  # for every test example whether this model gets it right: for paired intervals
+    early_stopped: bool
+    backend: Backend
+    captured: list[Captured] = field(default_factory=list)
+
+
+def federate(
+    task: Task,
+    defense: Defense | Chain | Sequence[Defense] | str | None,
+    settings: Federation,
+    *,
+    seed: int = 0,
+    backend: Backend = "auto",
+    device: str | torch.device = "cpu",
+    observers: Iterable[Observer] = (),
+    folder: Path | str | None = None,
+    resume: bool = False,
+) -> Run:
+    """Train a task's model over its clients. The task's own module is left as it is.
+
+    folder: where a checkpoint is kept after every round, and the captured updates: `captures/` holds what the server
+        saw, `truths/` the clients' side of it.
+    resume: go on from the checkpoint in `folder`, if there is one; the outcome equals that of a run that was never
+        interrupted, to the last bit.
+    """
+    chain = Chain.of(defense)
+    if resume and folder is None:
+        raise FedveilError("resume needs the folder of the run that is to go on")
+    store = None if folder is None else Store(Path(folder), chain, configuration(task, chain, settings, seed))
+    found = store.load(torch.device(device)) if store and resume else None
+    engine = _engine(task, settings, backend, torch.device(device), found[1] if found else None)
+    plan = Plan(task, chain, settings, seed, engine, torch.device(device), tuple(observers))
+    plan.check()
+    evaluator = Evaluator(plan)
+    if found:
+        progress, captured = found[0], store.captured(settings, found[0].history) if store else []
+    else:
+        progress, captured = _start(plan, evaluator), []
+        if store:
+            store.clear()
+    for observer in plan.observers:
+        observer.on_start(task, settings, list(progress.history))
+    while len(progress.history) < settings.rounds and not progress.stopped:
+        fresh = _round(plan, evaluator, progress)
+        captured += fresh
+        if store:
+            store.save(progress, fresh, Machinery(engine.backend, engine.chunk))  # type: ignore[arg-type]  # never auto
+        for observer in plan.observers:
+            observer.on_round_end(progress.history[-1])
+    run = _finish(plan, evaluator, progress, captured)
+    for observer in plan.observers:
+        observer.on_finish(run)
+    return run
+
+
+def _engine(
+    task: Task, settings: Federation, backend: Backend, device: torch.device, machinery: Machinery | None
+) -> Engine:
+    model = copy.deepcopy(task.model).to(device).train()
+    if machinery:
+        if backend not in ("auto", machinery.backend):
+            raise FedveilError(
+                f"the run was made on the backend {machinery.backend}: go on with it, or start anew without resume"
+            )
+        return Engine(model, task.loss, backend=machinery.backend, chunk=machinery.chunk, perturb=task.perturb)
+    sizes = [len(places) for places in task.clients]
+    clients = len(sampled_clients(0, len(sizes), settings.sampling_rate, 1))
+    inputs, targets = task.train.batch(task.clients[0][: settings.batch_size])
+    sample = map_inputs(lambda tensor: tensor.to(device), inputs), targets.to(device)
+    steps = settings.rounds * settings.local_epochs * -(-max(sizes) // settings.batch_size)
+    return make_engine(
+        model, task.loss, backend=backend, clients=clients, sample=sample, steps=steps, perturb=task.perturb
+    )
+
+
+def _start(plan: Plan, evaluator: Evaluator) -> Progress:
+    server = Server.start(plan)
+    return Progress(server, evaluator.utility(server.params, evaluator.statistics(server)))
+
+
+def _round(plan: Plan, evaluator: Evaluator, progress: Progress) -> list[Captured]:
+    """One round with its evaluation; returns what was captured in it."""
+    settings, server = plan.settings, progress.server
+    number = len(progress.history) + 1
+    clients = sampled_clients(plan.seed, len(plan.task.clients), settings.sampling_rate, number)
+    for observer in plan.observers:
+        observer.on_round_start(number, clients)
+    began = time.perf_counter()
+    outcome = ROUNDS[settings.protocol](plan, server, number, clients)
+    if plan.task.buffers == "recalibrated":
+        server.buffers = evaluator.recalibrated(server.params, server.buffers)
+    seconds = time.perf_counter() - began
+    statistics = evaluator.statistics(server)
+    record = RoundRecord(
+        round=number,
+        utility=evaluator.utility(server.params, statistics),
+        train_loss=outcome.loss / max(outcome.examples, 1),
+        seconds=seconds,
+        bytes_up=round(outcome.bytes_up / len(clients)),
+        bytes_down=round(outcome.bytes_down / len(clients)),
+        clients=clients,
+    )
+    progress.history.append(record)
+    if settings.patience is not None:
+        if progress.best is None or _validation(record) > _validation(progress.history[progress.best_round - 1]):
+            progress.best_round, progress.best = number, (server.params, statistics)
+        progress.stopped = number - progress.best_round >= settings.patience
+    return outcome.captured
+
+
+def _validation(record: RoundRecord) -> float:
+    return record.utility.validation or 0.0
+
+
+def _finish(plan: Plan, evaluator: Evaluator, progress: Progress, captured: list[Captured]) -> Run:
+    number = progress.best_round or len(progress.history)
+    params, buffers = progress.best or (progress.server.params, evaluator.statistics(progress.server))
+    return Run(
+        params=params,
+        buffers=buffers,
+        untrained=progress.untrained,
+        history=progress.history,
+        chosen_round=number,
+        utility=progress.history[number - 1].utility,
+        correct=evaluator.correct(plan.task.test, params, buffers),
+        early_stopped=progress.stopped,
+        backend=plan.engine.backend,
+        captured=captured,
+    )
+
+
+class Store:
+    """The folder of a run: its checkpoint and its captures."""
+
+    def __init__(self, folder: Path, chain: Chain, described: dict[str, object]) -> None:
+        self.folder = writable_folder(folder)
+        self._chain = chain
+        self._described = described
+
+    @property
+    def checkpoint(self) -> Path:
+        """The file of the checkpoint."""
+        return self.folder / "checkpoint.safetensors"
+
+    def load(self, device: torch.device) -> tuple[Progress, Machinery] | None:
+        """How far the run has come, or None if there is no checkpoint yet."""
+        if not self.checkpoint.exists():
+            return None
+        progress, machinery = load_checkpoint(self.checkpoint, self._chain, self._described)
+        progress.server.to(device)
+        return progress, machinery
+
+    def save(self, progress: Progress, fresh: list[Captured], machinery: Machinery) -> None:
+        """Keep a round. Captures go first: once the checkpoint tells of the round they are all there."""
+        for captured in fresh:
+            for part, kind in ((captured.capture, "captures"), (captured.truth, "truths")):
+                path = self._path(kind, captured.capture.round, captured.capture.client)
+                path.parent.mkdir(exist_ok=True)
+                part.save(path)
+        save_checkpoint(self.checkpoint, progress, self._chain, machinery, self._described)
+
+    def captured(self, settings: Federation, history: list[RoundRecord]) -> list[Captured]:
+        """What was captured in the rounds before a resume."""
+        found = []
+        for record in history:
+            if record.round in settings.record_rounds:
+                for client in record.clients[: settings.record_clients]:
+                    capture = Capture.load(self._path("captures", record.round, client))
+                    found.append(Captured(capture, Truth.load(self._path("truths", record.round, client))))
+        return found
+
+    def clear(self) -> None:
+        """Remove what an earlier run left, so that nothing of it is taken for this one's."""
+        self.checkpoint.unlink(missing_ok=True)
+        for kind in ("captures", "truths"):
+            for path in (self.folder / kind).glob("round-*-client-*.safetensors"):
+                path.unlink()
+
+    def _path(self, kind: str, number: int, client: int) -> Path:
+        return self.folder / kind / f"round-{number:04}-client-{client:04}.safetensors"

@@ -1,0 +1,236 @@
+"""What FedSGD, FedAvg and the probe have in common: one step of a group of clients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedveil.clients.batch import ClientBatch, Shared
+from fedveil.clients.engine import Engine, Row
+from fedveil.defenses.chain import Chain, ClientStates
+from fedveil.errors import FedveilError
+from fedveil.federation.capture import Captured
+from fedveil.federation.observers import Observer
+from fedveil.federation.settings import Federation
+from fedveil.streams import Streams
+from fedveil.tasks.examples import Examples
+from fedveil.tasks.inputs import Inputs, leaves, map_inputs
+from fedveil.tasks.task import Task
+from fedveil.tree import Tree
+
+OWN_VALIDATION = 64  # at most so many validation examples of its own has a client, for defenses that need some
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """What stays the same over a run."""
+
+    task: Task
+    chain: Chain
+    settings: Federation
+    seed: int
+    engine: Engine
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    observers: tuple[Observer, ...] = ()
+
+    def check(self) -> None:
+        """Refuse what cannot work, before any long work starts."""
+        self.chain.check_message(self.settings.message)
+        if self.settings.patience is not None and (self.task.validation is None or self.task.classes is None):
+            missing = "validation data" if self.task.validation is None else "a task with classes"
+            raise FedveilError(f"early stopping (patience) needs {missing}")
+        if self.task.buffers == "recalibrated" and self.task.validation is None:
+            raise FedveilError("recalibrated buffers need validation data: choose another split, or buffers='shared'")
+        if self.needs_validation and not self._own_validation_size:
+            raise FedveilError(
+                f"{self.chain} needs validation data of each client's own: {len(self.task.clients)} clients need at "
+                "least as many validation examples; choose another split"
+            )
+
+    def chain_at(self, number: int) -> Chain:
+        """The defenses of a round: none in the warm-up."""
+        return Chain() if number <= self.settings.warmup_rounds else self.chain
+
+    def weights(self, clients: Sequence[int]) -> Tensor:
+        """What each client counts for in the mean."""
+        if self.settings.weighting == "uniform":
+            return torch.ones(len(clients), dtype=torch.float64)
+        return torch.tensor([len(self.task.clients[client]) for client in clients], dtype=torch.float64)
+
+    def facts(self, chain: Chain) -> dict[str, Any]:
+        """The public settings that go into a capture. Never a seed: it would give noise and order away."""
+        normalization = self.task.normalization
+        loss = self.task.loss
+        return {
+            "model": self.task.description.get("model", self.task.model_name),
+            "loss": getattr(loss, "__name__", type(loss).__name__),
+            "shape": list(self.task.shape),
+            "classes": self.task.classes,
+            "mean": list(normalization.mean) if normalization else None,
+            "std": list(normalization.std) if normalization else None,
+            "defense": str(chain),
+            "weight_decay": self.settings.weight_decay,
+            "buffers": self.task.buffers,
+        }
+
+    @property
+    def needs_validation(self) -> bool:
+        """Whether a defense looks at validation data of the client's own."""
+        return any("validation" in defense.needs for defense in self.chain.defenses)
+
+    @property
+    def _own_validation_size(self) -> int:
+        part = self.task.validation
+        return 0 if part is None else min(len(part) // len(self.task.clients), OWN_VALIDATION)
+
+    def read(self, examples: Examples, places: Sequence[Tensor]) -> tuple[Inputs, Tensor]:
+        """Equally many examples of each client, stacked."""
+        inputs, targets = examples.batch(torch.cat(list(places)))
+        count, size = len(places), len(places[0])
+
+        def stack(tensor: Tensor) -> Tensor:
+            return tensor.reshape(count, size, *tensor.shape[1:]).to(self.device)
+
+        return map_inputs(stack, inputs), stack(targets)
+
+    def batch(
+        self,
+        clients: Sequence[int],
+        params: Tree,
+        buffers: Tree,
+        data: tuple[Inputs, Tensor],
+        path: tuple[int | str, ...],
+        chain: Chain,
+    ) -> ClientBatch:
+        """The clients' step as their defenses see it."""
+        streams = Streams.seeded(self.seed, clients, *path)
+        batch = ClientBatch(self.engine, params, buffers, *data, streams)
+        if self.needs_validation and chain.defenses and self.task.validation is not None:
+            # The task's validation examples are dealt out in turn: training sees the same data as without the defense.
+            total = len(self.task.clients)
+            own = [torch.arange(client % total, total * self._own_validation_size, total) for client in clients]
+            held_out = self.read(self.task.validation, own)
+            batch.validation = ClientBatch(self.engine, params, buffers, *held_out, streams.fold("validation"))
+        return batch
+
+    def compose(self, chain: Chain, client: int, default: Tensor, path: tuple[int | str, ...]) -> Tensor:
+        """The places of a client's batch: the next ones of its order, or what a sampling defense chooses."""
+        if all(defense.acts_at != "sample" for defense in chain.defenses):
+            return default
+        own = self.task.clients[client]
+        streams = Streams.seeded(self.seed, [client], *path)
+        chosen = chain.sample(self.task.train.labels[own], len(default), streams)
+        return default if chosen is None else own[chosen.flatten()]
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """What a group of clients yielded in one step, with the data it came from."""
+
+    clients: list[int]
+    shared: Shared
+    inputs: Inputs
+    targets: Tensor
+
+
+@dataclass
+class Outcome:
+    """What a round yielded besides the new model."""
+
+    clients: list[int]
+    bytes_up: int = 0  # all clients together
+    bytes_down: int = 0
+    loss: float = 0.0  # summed over examples
+    examples: int = 0
+    captured: list[Captured] = field(default_factory=list)
+
+    def note_loss(self, step: Step) -> None:
+        """Add a step's losses, each counted by its examples."""
+        size = step.targets.shape[1]
+        self.loss += float(step.shared.loss.double().sum()) * size
+        self.examples += size * len(step.clients)
+
+
+def group_step(
+    plan: Plan,
+    chain: Chain,
+    states: ClientStates,
+    clients: list[int],
+    params: Tree,
+    buffers: Tree,
+    data: tuple[Inputs, Tensor],
+    number: int,
+    step: int,
+) -> Step:
+    """One step of clients with equal batch sizes and layouts of memory.
+
+    Under FedSGD the gradient is itself the upload, so defenses of the upload act on it too.
+    """
+    batch = plan.batch(clients, params, buffers, data, ("round", number, "step", step), chain)
+    memory = states.gather(clients, chain)
+    shared = chain.step(batch, memory)
+    if plan.settings.protocol == "fedsgd":
+        update = chain.upload(shared.update, batch, memory)
+        shared = Shared(update, shared.buffers, shared.loss, shared.seen)
+    states.scatter(clients, memory)
+    require_finite(clients, shared.update, number, f"step {step}")
+    require_finite(clients, shared.buffers, number, f"step {step}", "buffers")
+    return Step(clients, shared, *data)
+
+
+def require_finite(clients: Sequence[int], update: Tree, number: int, where: str, what: str = "update") -> None:
+    """Refuse NaN and infinity, naming the client: they would spoil the model of all."""
+    for client, finite in zip(clients, update.isfinite().tolist(), strict=bool(len(update))):
+        if not finite:
+            raise FedveilError(
+                f"the {what} of client {client} is not finite (NaN or infinity) in round {number}, {where}: "
+                "lower the learning rate, or check the data, the loss and the defense"
+            )
+
+
+def equal_groups(
+    clients: Sequence[int], places: Mapping[int, Tensor], states: ClientStates
+) -> list[tuple[list[int], list[int]]]:
+    """The clients whose batches and memories can be stacked, as (positions in `clients`, clients)."""
+    groups: dict[object, tuple[list[int], list[int]]] = {}
+    for position, client in enumerate(clients):
+        positions, members = groups.setdefault((len(places[client]), states.layout(client)), ([], []))
+        positions.append(position)
+        members.append(client)
+    return list(groups.values())
+
+
+def in_order(positions: Sequence[Sequence[int]], trees: Sequence[Tree]) -> Tree:
+    """The rows of several groups back in the order of their positions, so that sums do not depend on the groups."""
+    if len(trees) == 1:
+        return trees[0]
+    order = torch.tensor([position for group in positions for position in group]).argsort()
+    return Tree.concat(trees).rows(order)
+
+
+def put_rows(tree: Tree, positions: Sequence[int], rows: Mapping[str, Tensor]) -> Tree:
+    """The tree with other rows at some positions."""
+    if len(positions) == tree.count or not len(tree):
+        return Tree(rows)
+    index = torch.tensor(positions)
+    return Tree({name: t.index_copy(0, index.to(t.device), rows[name]) for name, t in tree.items()})
+
+
+def own_row(tree: Tree, row: int) -> Row:
+    """One client's tensors as copies, which do not hold the whole stack in memory."""
+    return {name: tensor.clone() for name, tensor in tree.row(row).items()}
+
+
+def join(parts: Sequence[Inputs], how: Callable[[list[Tensor]], Tensor]) -> Inputs:
+    """Several inputs made one, part by part, with `torch.cat` or `torch.stack`."""
+    named = {name: how([leaves(part)[name] for part in parts]) for name in leaves(parts[0])}
+    return named[None] if None in named else {str(name): tensor for name, tensor in named.items()}
+
+
+def size_in_bytes(row: Row) -> int:
+    """What a message of these tensors weighs, uncompressed."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in row.values())

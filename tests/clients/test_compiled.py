@@ -1,0 +1,105 @@
+"""The compiled backend: one graph for any number of clients, equal to the loop, and it says when it cannot compile."""
+
+import logging
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.utils import counters
+from torch.nn import functional as F
+
+from fedveil.clients import engine as engine_module
+from fedveil.clients.engine import Engine
+from fedveil.streams import Streams
+from fedveil.tree import Tree
+
+from .plain import assert_trees_close, make_case
+
+CLIENTS = 12
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    """One engine for the whole file: compiling is what takes the time."""
+    torch._dynamo.reset()
+    counters.clear()
+    engine_module._compiler.clear()
+    case = make_case("small of everything", clients=CLIENTS)
+    case.params = Tree.expand(case.params.row(0), CLIENTS)
+    case.buffers = Tree.expand(case.buffers.row(0), CLIENTS)  # as at the start of a round
+    return case, case.engine("compiled", chunk=4)
+
+
+def assert_equals_loop(engine, case):
+    found = engine.gradient(*case.arguments())
+    expected = case.engine("loop").gradient(*case.arguments())
+    assert_trees_close(found.update, expected.update)
+    assert_trees_close(found.buffers, expected.buffers)
+    torch.testing.assert_close(found.loss, expected.loss)
+
+
+@pytest.mark.compiles
+def test_any_number_of_clients_is_one_graph_and_equals_the_loop(compiled, caplog):
+    case, engine = compiled
+    for clients in (5, *range(CLIENTS, 0, -1)):
+        assert_equals_loop(engine, case.rows(list(range(clients))) if clients % 2 else case.rows(slice(clients)))
+    part = case.rows(slice(4))
+    part.inputs = part.inputs.transpose(0, 1).contiguous().transpose(0, 1)  # other strides
+    assert_equals_loop(engine, part)
+    assert counters["stats"]["unique_graphs"] == 1
+    assert not caplog.records
+
+
+@pytest.mark.compiles
+def test_a_ragged_batch_runs_stacked(compiled, caplog):
+    case, engine = compiled
+    engine.gradient(*case.arguments())
+    graphs = counters["stats"]["unique_graphs"]
+    ragged = case.rows(slice(5))
+    ragged.inputs, ragged.targets = ragged.inputs[:, :3], ragged.targets[:, :3]
+    assert_equals_loop(engine, ragged)
+    assert counters["stats"]["unique_graphs"] == graphs
+    assert not caplog.records
+
+
+@pytest.mark.compiles
+def test_a_model_that_cannot_be_compiled_is_told_in_one_line_and_runs_on(caplog):
+    class Stubborn(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(6, 3)
+
+        def forward(self, x):
+            torch._dynamo.graph_break()
+            return self.layer(x)
+
+    torch.manual_seed(0)
+    model = Stubborn()
+    params = Tree.expand({n: p.detach() for n, p in model.named_parameters()}, 3)
+    inputs, targets = torch.randn(3, 4, 6), torch.randint(0, 3, (3, 4))
+    results = []
+    with caplog.at_level(logging.WARNING, logger="fedveil"):
+        engine = Engine(model, F.cross_entropy, backend="compiled", chunk=2)
+        for each in (engine, engine, Engine(model, F.cross_entropy, backend="loop")):
+            results.append(each.gradient(params, Tree({}), inputs, targets, Streams.seeded(0, range(3))).update)
+    assert_trees_close(results[0], results[2])
+    assert_trees_close(results[1], results[2])
+    (record,) = [record for record in caplog.records if record.name == "fedveil"]
+    assert record.getMessage().startswith("gradient runs uncompiled: ")
+    assert "\n" not in record.getMessage()
+
+
+def test_without_a_compiler_it_says_so_once_and_runs_on(monkeypatch, caplog):
+    def missing(*_):
+        raise RuntimeError("No working C++ compiler found\nand much more")
+
+    monkeypatch.setattr("torch._inductor.cpp_builder.get_cpp_compiler", missing)
+    monkeypatch.setattr(engine_module, "_compiler", [])
+    monkeypatch.setattr(torch, "compile", lambda *_, **__: pytest.fail("compiled without a compiler"))
+    case = make_case("small of everything")
+    with caplog.at_level(logging.WARNING, logger="fedveil"):
+        for _ in range(2):
+            assert_equals_loop(case.engine("compiled", chunk=2), case)
+    (record,) = caplog.records
+    assert "no C++ compiler was found (No working C++ compiler found)" in record.getMessage()
+    assert "\n" not in record.getMessage()

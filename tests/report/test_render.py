@@ -1,0 +1,254 @@
+"""The report tells everything, in order, escaped, and loads nothing."""
+
+from __future__ import annotations
+
+import math
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedveil.audit.result import Images
+from fedveil.errors import FedveilError
+from fedveil.report import render, words, write_report
+from fedveil.report.pictures import LARGEST_SIDE, data_uri
+from fedveil.report.view import beside, grid, lead
+
+from .report_samples import HOSTILE, SAMPLES, bare, full, hostile
+
+HEADINGS = [
+    "What the updates give away",
+    "Verdict:",
+    "See for yourself",
+    "Numbers",
+    "Cost",
+    "How the attack went",
+    "What was assumed",
+    "The defense",
+    "Do it again",
+]
+
+
+class Page(HTMLParser):
+    """The tags and the text of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self.headings: list[str] = []
+        self.open: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        while self.open and self.open.pop() != tag:
+            pass
+
+    def handle_data(self, data: str) -> None:
+        if "style" not in self.open:
+            self.words.append(data)
+        if {"h1", "h2"} & set(self.open) and data.strip():
+            self.headings.append(data.strip())
+
+    @property
+    def text(self) -> str:
+        return re.sub(r"[\s\u00a0\u200b]+", " ", "".join(self.words))
+
+
+@pytest.fixture(scope="module", params=SAMPLES)
+def page(request: pytest.FixtureRequest) -> Page:
+    return Page(render(*SAMPLES[request.param]()))
+
+
+@pytest.fixture(scope="module")
+def whole() -> Page:
+    return Page(render(*full()))
+
+
+def test_sections_stand_in_the_order_of_the_contract(page: Page) -> None:
+    assert [heading for heading in page.headings if heading in HEADINGS] == HEADINGS
+    assert len(page.headings) == len(HEADINGS) + 1  # the status stands in the heading of the verdict
+
+
+def test_the_page_loads_and_runs_nothing(page: Page) -> None:
+    assert not {tag for tag, _ in page.tags} & {"script", "link", "iframe", "object", "embed", "base", "form"}
+    for tag, attributes in page.tags:
+        assert not any(name.startswith("on") for name in attributes), (tag, attributes)
+        assert (attributes.get("src") or "data:").startswith("data:")
+        if "href" in attributes:
+            assert tag == "a"
+            assert (attributes["href"] or "").startswith("https://")
+    policies = [attributes["content"] for _, attributes in page.tags if attributes.get("http-equiv")]
+    assert policies == ["default-src 'none'; img-src data:; style-src 'unsafe-inline'"]
+
+
+def test_the_style_loads_nothing() -> None:
+    style = re.search(r"<style>(.*?)</style>", render(*full()), re.DOTALL)
+    assert style is not None
+    assert not re.search(r"url\(|@import|http", style.group(1))
+
+
+def test_hostile_text_is_shown_as_text() -> None:
+    text = render(*hostile())
+    assert HOSTILE not in text
+    assert "49" not in re.findall(r"onerror=alert\(1\)&gt;(..)", text)
+    assert text.count("&lt;script&gt;") >= 15
+    assert Page(text).text.count(HOSTILE) >= 15
+
+
+def test_the_verdict_is_told_in_words_with_its_thresholds(whole: Page) -> None:
+    result, _ = full()
+    assert f"Verdict: {result.verdict.status}" in whole.text
+    for sentence in (*result.verdict.sentences, result.verdict.why):
+        assert sentence in whole.text
+    assert "safe" not in whole.text.lower()
+
+
+def test_the_first_screen_says_who_recognizes_how_many(whole: Page) -> None:
+    result, _ = full()
+    start = whole.text.index("Who recognizes how many")
+    strip = whole.text[start : whole.text.index("See for yourself")]
+    for role in ("ceiling", "naive", "adaptive", "noise-floor"):
+        row = beside(result, role)  # type: ignore[arg-type]
+        assert row is not None
+        assert words.ROLES[row.role] in strip
+        assert words.percent(row.metrics["identified"]).replace(words.SPACE, " ") in strip
+    assert "chance (1 %)" in strip
+
+
+def test_every_number_of_the_table_has_its_interval() -> None:
+    text = render(*full())
+    rows = re.findall(r"<tr class=.*?</tr>", text, re.DOTALL)
+    result, _ = full()
+    assert len(rows) == len(result.rows)
+    cells = [cell for row in rows for cell in re.findall(r'<td class="number">(.*?)</td>', row)]
+    assert cells
+    for cell in cells:
+        assert cell == words.NONE or re.search(r'<span class="between">\[.+\]</span>', cell), cell
+    assert sum("★ strongest attack" in row for row in rows) == 1
+
+
+def test_rows_go_from_the_ceiling_to_the_bound(whole: Page) -> None:
+    table = whole.text[whole.text.index("Who reconstructs") : whole.text.index("How to read the rows")]
+    places = [table.index(name) for name in words.ROLES.values()]
+    assert places == sorted(places)
+
+
+def test_pictures_are_worst_first_and_at_most_sixteen() -> None:
+    result, images = full()
+    shown = grid(result, images)
+    strongest = lead(result)
+    assert strongest is not None
+    assert strongest.role == "adaptive"
+    indices = [int(case.name.split()[1]) - 1 for case in shown.cases]
+    leaked = [(strongest.values["identified"][i], strongest.values["psnr_pixel"][i]) for i in indices]
+    assert leaked == sorted(leaked, reverse=True)
+    assert len(shown.cases) == 16
+    assert shown.total == 32
+    assert shown.columns == ["ceiling", "naive", "adaptive", "noise-floor"]
+    assert f"{strongest.values['psnr_pixel'][indices[0]]:.1f}\u00a0dB" == shown.cases[0].cells[2].quality
+
+
+def test_comparisons_stay_with_the_strongest_attack() -> None:
+    result, _ = full(("first", "second"), count=4)
+    rows = [row.model_copy(update={"strongest": row.attack == "second" and row.role == "naive"}) for row in result.rows]
+    result = result.model_copy(update={"rows": rows})
+    for role in ("ceiling", "naive", "adaptive", "noise-floor"):
+        row = beside(result, role)  # type: ignore[arg-type]
+        assert row is not None
+        assert row.attack == "second"
+
+
+def test_sections_with_nothing_to_say_say_so() -> None:
+    text = Page(render(*bare())).text
+    for sentence in (
+        "This audit did not train",
+        "The result names no assumptions",
+        "Nothing was withheld by name.",
+        "None are recorded, which does not mean that there are none.",
+        "No hashes were recorded.",
+        "No reconstructions to show for: knows the defense; floor: noise in place of the update.",
+        "Knows the defensenot tried",
+        "rest on a single image",
+        "100 % (one value)",
+    ):
+        assert sentence in text
+    assert "nan" not in text.lower()
+    result, images = bare()
+    empty = result.model_copy(update={"rows": [], "attacks": []})
+    text = Page(render(empty, Images(images.originals[:0], images.labels[:0]))).text
+    assert "No images were kept" in text
+    assert "No attack was measured" in text
+    assert "No attack was run." in text
+
+
+def test_small_samples_are_said_to_be_small(whole: Page) -> None:
+    assert "Small sample." not in whole.text
+    assert "rest on only 12 images" in Page(render(*hostile())).text
+
+
+def test_everything_to_do_it_again_is_there(whole: Page) -> None:
+    made = full()[0].provenance
+    for piece in (
+        made.command,
+        made.machine,
+        *made.versions.values(),
+        *made.hashes.values(),
+        '"activation": "sigmoid"',
+    ):
+        assert piece in whole.text
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 32, 32), (3, 256, 256), (2, 20, 300), (5, 1, 1)])
+def test_pictures_of_any_shape(shape: tuple[int, int, int]) -> None:
+    import base64
+    from io import BytesIO
+
+    from PIL import Image
+
+    picture = np.linspace(-0.5, 1.5, math.prod(shape), dtype=np.float32).reshape(shape)
+    picture[0, 0, 0] = np.nan
+    image = Image.open(BytesIO(base64.b64decode(data_uri(picture).split(",")[1])))
+    assert image.mode == ("RGB" if shape[0] == 3 else "L")
+    assert max(image.size) <= LARGEST_SIDE
+    if max(shape[1:]) <= LARGEST_SIDE:
+        assert image.size == (shape[2], shape[1])
+
+
+def test_the_report_stays_small() -> None:
+    assert len(render(*full())) < 1_000_000
+    result, images = full()
+    rng = np.random.default_rng(0)  # noise in color is the worst case: it does not compress
+    large = Images(rng.random((32, 3, 256, 256), dtype=np.float32), images.labels)
+    for key in images.reconstructions:
+        large.reconstructions[key] = rng.random((32, 3, 256, 256), dtype=np.float32)
+    assert len(render(result, large)) < 8_000_000
+
+
+def test_images_that_do_not_fit_are_refused() -> None:
+    result, images = bare()
+    images.reconstructions[("dlg", "naive")] = np.zeros((1, 3, 8, 8), dtype=np.float32)
+    with pytest.raises(FedveilError, match=r"dlg \(naive\).*must agree"):
+        render(result, images)
+    with pytest.raises(FedveilError, match="is needed"):
+        render(result, Images(np.zeros((8, 8), dtype=np.float32), images.labels))
+
+
+def test_write_report(tmp_path: Path) -> None:
+    write_report(*bare(), tmp_path / "report.html")
+    assert (tmp_path / "report.html").read_text(encoding="utf-8") == render(*bare())
+    with pytest.raises(FedveilError, match="cannot write"):
+        write_report(*bare(), tmp_path / "no" / "report.html")
+
+
+def test_the_report_needs_no_torch() -> None:
+    code = "import fedveil.report, sys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
