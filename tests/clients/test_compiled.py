@@ -30,6 +30,11 @@ def compiled():
     return case, case.engine("compiled", chunk=4)
 
 
+def told(caplog):
+    """What fedveil said, without the compiler's own log."""
+    return [record.getMessage() for record in caplog.records if record.name == "fedveil"]
+
+
 def assert_equals_loop(engine, case):
     found = engine.gradient(*case.arguments())
     expected = case.engine("loop").gradient(*case.arguments())
@@ -42,12 +47,12 @@ def assert_equals_loop(engine, case):
 def test_any_number_of_clients_is_one_graph_and_equals_the_loop(compiled, caplog):
     case, engine = compiled
     for clients in (5, *range(CLIENTS, 0, -1)):
-        assert_equals_loop(engine, case.rows(list(range(clients))) if clients % 2 else case.rows(slice(clients)))
+        assert_equals_loop(engine, case.rows(slice(clients)))
     part = case.rows(slice(4))
     part.inputs = part.inputs.transpose(0, 1).contiguous().transpose(0, 1)  # other strides
     assert_equals_loop(engine, part)
     assert counters["stats"]["unique_graphs"] == 1
-    assert not caplog.records
+    assert not told(caplog)
 
 
 @pytest.mark.compiles
@@ -59,7 +64,7 @@ def test_a_ragged_batch_runs_stacked(compiled, caplog):
     ragged.inputs, ragged.targets = ragged.inputs[:, :3], ragged.targets[:, :3]
     assert_equals_loop(engine, ragged)
     assert counters["stats"]["unique_graphs"] == graphs
-    assert not caplog.records
+    assert not told(caplog)
 
 
 @pytest.mark.compiles
@@ -84,9 +89,9 @@ def test_a_model_that_cannot_be_compiled_is_told_in_one_line_and_runs_on(caplog)
             results.append(each.gradient(params, Tree({}), inputs, targets, Streams.seeded(0, range(3))).update)
     assert_trees_close(results[0], results[2])
     assert_trees_close(results[1], results[2])
-    (record,) = [record for record in caplog.records if record.name == "fedveil"]
-    assert record.getMessage().startswith("gradient runs uncompiled: ")
-    assert "\n" not in record.getMessage()
+    (message,) = told(caplog)
+    assert message.startswith("gradient runs uncompiled: ")
+    assert "\n" not in message
 
 
 def test_without_a_compiler_it_says_so_once_and_runs_on(monkeypatch, caplog):
@@ -100,6 +105,6 @@ def test_without_a_compiler_it_says_so_once_and_runs_on(monkeypatch, caplog):
     with caplog.at_level(logging.WARNING, logger="fedveil"):
         for _ in range(2):
             assert_equals_loop(case.engine("compiled", chunk=2), case)
-    (record,) = caplog.records
-    assert "no C++ compiler was found (No working C++ compiler found)" in record.getMessage()
-    assert "\n" not in record.getMessage()
+    (message,) = told(caplog)
+    assert "no C++ compiler was found (No working C++ compiler found)" in message
+    assert "\n" not in message

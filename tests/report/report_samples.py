@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from fedveil.audit.result import (
+from fedveil.auditing.result import (
     Assumption,
     AttackRun,
     Cost,

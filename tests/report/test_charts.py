@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedveil.audit.result import Estimate
+from fedveil.auditing.result import Estimate
 from fedveil.report.charts import MOST_POINTS, Axis, Series, interval_bar, line_chart, spread
 from fedveil.report.scales import drawable, linear_scale, log_scale
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedveil.audit.result import Images
+from fedveil.auditing.result import Images
 from fedveil.errors import FedveilError
 from fedveil.report import render, words, write_report
 from fedveil.report.pictures import LARGEST_SIDE, data_uri

@@ -14,7 +14,9 @@ from torch import Tensor
 
 Update = Mapping[str, Tensor]
 CostName = Literal["l2", "cosine", "layer-cosine", "l1-l2"]
-_TINY = 1e-20  # keeps a zero update from dividing by zero, far below any real norm
+# Keeps a zero update from dividing by zero: the square of a norm far below any real one. Not smaller, or the slope
+# of the inverse root at zero would leave float32.
+_TINY = 1e-24
 
 
 def l2(update: Update, target: Update, weight: Update) -> Tensor:
@@ -27,13 +29,15 @@ def cosine(update: Update, target: Update, weight: Update) -> Tensor:
     dot = _total((weight[n] * update[n] * target[n]).sum() for n in target)
     ours = _total((weight[n] * update[n].square()).sum() for n in target)
     theirs = _total((weight[n] * target[n].square()).sum() for n in target)
-    return 1 - dot * torch.rsqrt(ours * theirs + _TINY)
+    # One root each: their product would leave float32 for the small gradients of a trained model.
+    return 1 - dot * torch.rsqrt(ours + _TINY) * torch.rsqrt(theirs + _TINY)
 
 
 def layer_cosine(update: Update, target: Update, weight: Update) -> Tensor:
-    """One minus the weighted cosine of each tensor, mean over the tensors (LAMP)."""
-    each = [cosine({"": update[n]}, {"": target[n]}, {"": weight[n]}) for n in target]
-    return torch.stack(each).mean()
+    """One minus the weighted cosine of each tensor, mean over the tensors that are not left out (LAMP)."""
+    each = torch.stack([cosine({"": update[n]}, {"": target[n]}, {"": weight[n]}) for n in target])
+    counted = torch.stack([(weight[n] > 0).any() for n in target]).to(each.dtype)
+    return (each * counted).sum() / counted.sum().clamp_min(1)
 
 
 def l1_l2(update: Update, target: Update, weight: Update, share: float = 0.01) -> Tensor:

@@ -27,7 +27,7 @@ from fedveil.clients.choose import COMPILE_SECONDS, COMPILED_SAVES
 from fedveil.clients.dropout import KeyedDropout
 from fedveil.clients.engine import BACKENDS, Backend, Engine, compile_once, compiler_found
 from fedveil.errors import FedveilError, unknown_name
-from fedveil.tree import Tree
+from fedveil.tree import Tree, per_client
 
 log = logging.getLogger("fedveil")
 
@@ -86,6 +86,8 @@ def quiet(model: nn.Module) -> nn.Module:
     for module in made.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd | KeyedDropout):
             module.eval()
+        elif isinstance(module, nn.MultiheadAttention | nn.RNNBase):
+            module.dropout = 0.0  # theirs is a number, not a layer
     return made
 
 
@@ -217,27 +219,30 @@ class Matcher:
             parts.append(done.rows(slice(0, len(index))))
         return Reconstruction.concat(parts)
 
-    def _fixed(self, problem: Problem, noise: Tensor) -> tuple[Any, ...]:
+    def _fixed(self, problem: Problem) -> tuple[Any, ...]:
+        """What does not change while a chunk of victims is attacked."""
         params = problem.params.row(0) if self._shared else dict(problem.params)
         labels = problem.labels
         if labels is None:  # optimized: the function still takes some
-            labels = torch.zeros(problem.count, problem.batch_size, dtype=torch.int64)
+            labels = torch.zeros(problem.count, problem.batch_size, dtype=torch.int64, device=_like(problem).device)
         # Weights that are one expanded number would make another graph than full ones.
         weight = {name: tensor.contiguous() for name, tensor in problem.weight.items()}
-        return params, dict(problem.buffers), dict(problem.target), weight, labels, noise
+        parts = (params, dict(problem.buffers), dict(problem.target), weight)
+        # Weights of a live model would drag its autograd along.
+        return *({name: tensor.detach() for name, tensor in part.items()} for part in parts), labels
 
     def _start(self, problem: Problem, restart: int) -> Row:
-        streams = problem.streams.fold("start", restart)
+        streams, like = problem.streams.fold("start", restart), _like(problem)
         shape = (problem.batch_size, *problem.shape)
         if self.choices.start == "normal" or problem.box is None:
-            inputs = streams.normal(*shape)
+            inputs = streams.normal(*shape).to(like)
         else:
             low, high = problem.box
-            inputs = low + (high - low) * streams.uniform(*shape)
+            inputs = low + (high - low) * streams.uniform(*shape).to(like)
         variables = {"inputs": inputs}
         if problem.labels is None:
             assert problem.classes is not None
-            variables["labels"] = streams.normal(problem.batch_size, problem.classes)
+            variables["labels"] = streams.normal(problem.batch_size, problem.classes).to(like)
         return variables
 
     def _chunk(self, problem: Problem, restart: int, progress: _Counter) -> Reconstruction:
@@ -245,10 +250,12 @@ class Matcher:
         variables = self._start(problem, restart)
         noise_streams = problem.streams.fold("noise", restart)
         shape = (len(self._simulate), *variables["inputs"].shape[1:])
+        fixed, like = self._fixed(problem), _like(problem)
+        no_noise = like.new_zeros(problem.count, 0)
 
         def evaluate(at: Row) -> tuple[Row, Tensor]:
-            noise = noise_streams.normal(*shape) if self._simulate else torch.zeros(problem.count, 0)
-            return self._evaluate(at, self._fixed(problem, noise))
+            noise = noise_streams.normal(*shape).to(like) if self._simulate else no_noise
+            return self._evaluate(at, (*fixed, noise))
 
         notes = _Notes(self.choices.steps)
         optimize = self._adam if self.choices.optimizer == "adam" else self._lbfgs
@@ -280,12 +287,15 @@ class Matcher:
             gradients, cost = evaluate(variables)
             notes.before(step, cost)
             # A victim whose gradient is no longer finite rests where it is; the others go on.
+            broken = ~Tree(gradients).isfinite()
+            before = {name: variable[broken] for name, variable in variables.items()} if broken.any() else {}
             for name, variable in variables.items():
-                variable.grad = torch.nan_to_num(gradients[name].detach(), nan=0.0, posinf=0.0, neginf=0.0)
-            if self.choices.signed:
-                variables["inputs"].grad = variables["inputs"].grad.sign()  # type: ignore[union-attr]
+                gradient = gradients[name].sign() if self.choices.signed and name == "inputs" else gradients[name]
+                variable.grad = gradient.masked_fill(per_client(broken, gradient), 0.0) if before else gradient
             optimizer.step()
             schedule.step()
+            for name, old in before.items():
+                variables[name][broken] = old
             self._box(variables, problem)
             notes.after(step, variables["inputs"])
             progress.add()
@@ -313,7 +323,9 @@ class Matcher:
             variables = dict(tree.unflat(point))
             notes.after(step, variables["inputs"])
             progress.add()
-        return self._box(variables, problem), evaluate(variables)[1]
+        point = optimizer.settle(point, torch.isfinite(evaluate(variables)[1]))
+        variables = self._box(dict(tree.unflat(point)), problem)
+        return variables, evaluate(variables)[1]
 
     def _box(self, variables: Row, problem: Problem) -> Row:
         if self.choices.boxed and problem.box is not None:
@@ -328,8 +340,8 @@ class Matcher:
         if backend == "loop":
             return "loop"
         some = problem.rows(slice(0, self.chunk))
-        noise = torch.zeros(some.count, len(self._simulate), some.batch_size, *some.shape)
-        arguments = (self._start(some, 0), self._fixed(some, noise))
+        noise = _like(some).new_zeros(some.count, len(self._simulate), some.batch_size, *some.shape)
+        arguments = (self._start(some, 0), (*self._fixed(some), noise))
         try:
             self._evaluate(*arguments, backend="stacked")
             begun = time.perf_counter()
@@ -354,7 +366,7 @@ def unrolled(
 ) -> Row:
     """The pseudo-gradient of local SGD, step by step, as a differentiable function of the inputs."""
     weights, velocity = params, {name: torch.zeros_like(w) for name, w in params.items()}
-    batches = max(len(inputs) // local.batch_size, 1)
+    batches = -(-len(inputs) // local.batch_size)  # the last of an epoch may be smaller
     for step in range(local.steps):
         batch = slice((step % batches) * local.batch_size, (step % batches + 1) * local.batch_size)
         found = gradient(weights, buffers, inputs[batch], labels[batch])
@@ -366,8 +378,7 @@ def unrolled(
 
 def _better(best: Reconstruction, tried: Reconstruction) -> Reconstruction:
     """Each victim's try with the lower final cost; one that is not finite never wins over one that is."""
-    old = torch.nan_to_num(best.cost, nan=torch.inf)
-    new = torch.nan_to_num(tried.cost, nan=torch.inf)
+    old, new = (cost.masked_fill(~cost.isfinite(), torch.inf) for cost in (best.cost, tried.cost))
     wins = new < old
 
     def pick(a: Tensor, b: Tensor, axis: int = 0) -> Tensor:
@@ -384,6 +395,11 @@ def _better(best: Reconstruction, tried: Reconstruction) -> Reconstruction:
         iterates=pick(best.iterates, tried.iterates, axis=1),
         seconds=best.seconds + tried.seconds,
     )
+
+
+def _like(problem: Problem) -> Tensor:
+    """A tensor of the type and on the device that the attack runs in: those of the update."""
+    return next(iter(problem.target.values()))
 
 
 class _Notes:

@@ -7,9 +7,10 @@ from torch import Tensor
 
 def total_variation(images: Tensor) -> Tensor:
     """Mean absolute difference of neighbors, along the height plus along the width, for any number of channels."""
-    down = (images[..., 1:, :] - images[..., :-1, :]).abs().mean()
-    across = (images[..., :, 1:] - images[..., :, :-1]).abs().mean()
-    return down + across
+    down = (images[..., 1:, :] - images[..., :-1, :]).abs()
+    across = (images[..., :, 1:] - images[..., :, :-1]).abs()
+    # Not `mean`: an image of a single row or column has no neighbors that way.
+    return down.sum() / max(down.numel(), 1) + across.sum() / max(across.numel(), 1)
 
 
 def mean_square(inputs: Tensor) -> Tensor:

@@ -107,7 +107,7 @@ class Engine:
         return self._run(f"features {layer}", params, buffers, inputs, targets, streams)  # type: ignore[no-any-return]
 
     def loss_of_one(self, params: Row, buffers: Row, inputs: Inputs, targets: Tensor) -> Tensor:
-        """One client's loss as a pure function that `grad`, `vmap` and autograd can go through, without dropout keys."""
+        """One client's loss as a pure function that `grad`, `vmap` and autograd can go through; no dropout keys."""
         return self._loss(params, buffers, {}, inputs, targets)[0]
 
     # ---- pure functions of one client ----------------------------------------------------------------

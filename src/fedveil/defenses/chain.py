@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from fedveil.registry import defenses as registry
 from fedveil.streams import Streams
 from fedveil.tree import Tree
 
+_BETWEEN = r"\+(?=\s*[A-Za-z])"  # a name follows; the plus sign of 1e+06 stays
 States = list[dict[str, Tensor]]  # the memory of each place of a chain, stacked over K clients
 
 
@@ -41,7 +43,7 @@ class Chain:
         if isinstance(defense, Chain):
             return defense
         if isinstance(defense, str):
-            return cls(tuple(registry.parse(part) for part in defense.split("+")))
+            return cls(tuple(registry.parse(part) for part in re.split(_BETWEEN, defense)))
         if isinstance(defense, Defense):
             return cls((defense,))
         return cls(tuple(defense or ()))
@@ -69,7 +71,7 @@ class Chain:
         """One step of K clients: perturb the data, take the gradient, protect it."""
         for place, defense in self._at("data"):
             if not owns_step(defense):
-                batch.inputs = defense.perturb(batch.at(place, states[place]))
+                batch = replace(batch, inputs=defense.perturb(batch.at(place, states[place])))
         owner = next(((p, d) for p, d in enumerate(self.defenses) if owns_step(d)), None)
         shared = owner[1].gradient(batch.at(owner[0], states[owner[0]])) if owner else batch.share()
         update = shared.update
@@ -136,7 +138,10 @@ class ClientStates:
     _rows: dict[int, list[dict[str, Tensor]]] = field(default_factory=dict)
 
     def gather(self, clients: Sequence[int], chain: Chain) -> States:
-        """The states of some clients, stacked."""
+        """The states of some clients of one layout, stacked."""
+        if len({self.layout(client) for client in clients}) > 1:
+            numbers = ", ".join(map(str, clients))
+            raise FedveilError(f"the memories of clients {numbers} differ in layout: stack clients of one layout only")
         empty = chain.new_states()
         rows = [self._rows.get(client, empty) for client in clients]
         return [

@@ -28,4 +28,4 @@ class Clip(Defense):
     def protect(self, update: Tree, batch: ClientBatch) -> Tree:
         """g · min(1, norm/‖g‖) for each client."""
         length = update.norm(1.0 if self.order == "l1" else 2.0)
-        return update * (self.norm / length.clamp_min(self.norm))
+        return update * (self.norm / length).clamp_max(1.0)  # a length of 0 gives infinity, cut to 1

@@ -13,6 +13,9 @@ from fedveil.fields import KeepProbability, NonNegative, declared
 from fedveil.registry import defenses
 from fedveil.tree import Tree, per_client
 
+_FITTED = 10_000  # entries of a tensor that its distribution is fitted to: more would not change the fit
+_TINY = 1e-200  # keeps logarithms of variances finite
+
 
 @defenses.register("gradient-dropout")
 @declared
@@ -38,7 +41,8 @@ class GradientDropout(Defense):
         """Algorithm 1: every layer, every entry, fresh each time."""
 
         def drop(g: Tensor) -> Tensor:
-            kept = batch.streams.uniform_like(g) < self.keep
+            # NaN and infinity always pass: a decoy in their place would hide a broken gradient from the server.
+            kept = (batch.streams.uniform_like(g) < self.keep) | ~torch.isfinite(g)
             return torch.where(kept, g / self.keep, self._spread(g) * batch.streams.normal_like(g))
 
         return update.map(drop)
@@ -63,13 +67,13 @@ class GradientDropout(Defense):
 
     def _posterior(self, values: Tensor) -> Tensor:
         """P(kept | value) for every entry of one tensor of each client: shape (K, n)."""
-        spread = values.square().mean(1, keepdim=True)
+        spread = values.double().square().mean(1, keepdim=True)
         if self.match_spread:
             # E[value²] = s²/keep + (1 − keep)·s² with s the gradient's own spread, which the decoys share.
             decoy = spread / (1 / self.keep + 1 - self.keep)
         else:
             decoy = torch.full_like(spread, self.sigma**2)
-        return kept_posterior(values, self.keep, decoy.clamp_min(1e-30))
+        return kept_posterior(values, self.keep, decoy)
 
     def measures(self, update: Tree) -> dict[str, float]:
         """The exact effects on a true gradient, mean over clients.
@@ -95,28 +99,54 @@ class GradientDropout(Defense):
         return spread.flatten().square() if isinstance(spread, Tensor) else g.new_full((len(g),), spread**2)
 
 
-def kept_posterior(values: Tensor, keep: float, decoy: Tensor, components: int = 4, rounds: int = 25) -> Tensor:
+def kept_posterior(values: Tensor, keep: float, decoy: Tensor, components: int = 16, rounds: int = 100) -> Tensor:
     """P(kept) of every value (K, n): a mixture of centered Gaussians against decoys of a known variance (K, 1).
 
     Gradients within one tensor are heavy-tailed, so one Gaussian fits them badly. The share of decoys, 1 − keep, is
-    known; the shares and variances of the gradient's components are fitted by expectation-maximization.
+    known. The variances of the gradient's components stand on a fixed grid, so that fitting their shares by
+    expectation-maximization has one solution. Entries that are exactly zero are counted instead: a decoy is zero
+    only where its variance is.
     """
-    square = values.square()
-    spread = square.mean(1, keepdim=True).clamp_min(1e-30)
-    scales = torch.logspace(-3, 1, components, dtype=values.dtype, device=values.device)
-    variance = spread * scales  # (K, components)
-    share = torch.full_like(variance, keep / components)
-    posterior = values.new_zeros(values.shape)
+    if keep == 1:
+        return torch.ones_like(values)
+    square, decoy = values.double().square(), decoy.double()
+    zero, silent = values == 0, decoy == 0
+    zeros = zero.double().mean(1, keepdim=True)
+    # The decoys are among the zeros if they are silent, else among the others.
+    of_zeros = torch.where(silent, 1 - (1 - keep) / zeros.clamp_min(1e-30), 1.0).clamp(0, 1)
+    prior = (1 - (1 - keep) / (1 - zeros).clamp_min(1e-30)).clamp(1e-6, 1 - 1e-6)
+
+    spread = square.mean(1, keepdim=True).clamp_min(_TINY)
+    decoy = torch.where(silent, spread, decoy)  # not used where silent, but must be a variance
+    low, high = torch.minimum(spread, decoy).log() - 9, torch.maximum(spread, decoy).log() + 2
+    variance = torch.lerp(low, high, torch.linspace(0, 1, components, dtype=low.dtype, device=low.device)).exp()
+    share = _fit_shares(torch.where(zero, torch.nan, square), prior, decoy, variance, rounds)
+    kept = torch.full_like(square, -torch.inf)
+    for part, width in zip(share.T[..., None], variance.T[..., None], strict=True):  # one by one, to save memory
+        kept = torch.logaddexp(kept, torch.log(part) + log_normal(square, width))
+    posterior = torch.sigmoid(torch.logit(prior) + kept - log_normal(square, decoy))
+    return torch.where(zero, of_zeros, torch.where(silent, 1.0, posterior)).to(values.dtype)
+
+
+def _fit_shares(square: Tensor, prior: Tensor, decoy: Tensor, variance: Tensor, rounds: int) -> Tensor:
+    """The shares (K, components) of the variances among kept entries, from at most 10,000 entries; NaN is left out."""
+    length = square.shape[1]
+    some = square[:, torch.randperm(length, generator=torch.Generator().manual_seed(0))[:_FITTED].to(square.device)]
+    used = ~some.isnan()
+    some = some.nan_to_num(0.0)
+    log_kept, log_decoy = log_normal(some[..., None], variance[:, None]), log_normal(some, decoy)
+    top = torch.maximum(log_kept.amax(-1), log_decoy)
+    kept = prior[..., None] * torch.exp(log_kept - top[..., None])  # (K, n, components)
+    dropped = (1 - prior) * torch.exp(log_decoy - top)
+    components = variance.shape[1]
+    share = torch.full_like(variance, 1 / components)
     for _ in range(rounds):
-        log_kept = torch.log(share)[:, None] + log_normal(square[..., None], variance[:, None])  # (K, n, components)
-        log_decoy = torch.log(torch.tensor(max(1 - keep, 1e-12))) + log_normal(square, decoy)
-        log_total = torch.logaddexp(torch.logsumexp(log_kept, -1), log_decoy)
-        duty = torch.exp(log_kept - log_total[..., None])
-        posterior = duty.sum(-1)
-        mass = duty.sum(1).clamp_min(1e-12)
-        variance = ((duty * square[..., None]).sum(1) / mass).clamp_min(1e-30)
-        share = keep * mass / mass.sum(1, keepdim=True)
-    return posterior
+        duty = kept * share[:, None]
+        duty = duty / (duty.sum(-1) + dropped)[..., None] * used[..., None]
+        # One entry's worth of doubt, spread over the grid: a handful of entries must not fit themselves exactly.
+        mass = duty.sum(1) + 1 / components
+        share = mass / mass.sum(1, keepdim=True)
+    return share
 
 
 def log_normal(square: Tensor, variance: Tensor) -> Tensor:

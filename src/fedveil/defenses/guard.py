@@ -68,8 +68,10 @@ class Guard:
             raise FedveilError(f"{self.chain} protects the upload, not a gradient: train as usual and call upload()")
         self._last = (inputs, targets)
         shared = self.chain.step(self._client_batch(inputs, targets), self._states)
-        if not bool(shared.update.isfinite()[0]):
-            raise FedveilError("the protected gradient is not finite (NaN or infinity): check the data and the loss")
+        if not (bool(shared.update.isfinite()[0]) and bool(shared.loss.isfinite()[0])):
+            raise FedveilError(
+                "the loss or the protected gradient is not finite (NaN or infinity): check the data and the loss"
+            )
         for name, parameter in self._trained():
             gradient = shared.update[name][0]
             parameter.grad = gradient.clone() if parameter.grad is None else parameter.grad + gradient
@@ -114,7 +116,7 @@ class Guard:
         self._states = [dict(place) for place in state["states"]]
 
     def _client_batch(self, inputs: Inputs, targets: Tensor) -> ClientBatch:
-        self._engine.model.train(self.model.training)
+        self._follow_model()
         self._step += 1
         buffers = Tree({name: buffer.detach()[None] for name, buffer in self.model.named_buffers()})
         return ClientBatch(
@@ -125,6 +127,14 @@ class Guard:
             targets=targets[None],
             streams=self._streams.fold("round", self._round, "step", self._step),
         )
+
+    def _follow_model(self) -> None:
+        """Give the engine's copy what is not passed to it at every call: modes of layers and frozen weights."""
+        for name, module in self.model.named_modules():
+            self._engine.model.get_submodule(name).training = module.training
+        for name, parameter in self.model.named_parameters():
+            if not parameter.requires_grad:
+                self._engine.model.get_parameter(name).data = parameter.detach()
 
     def _trained(self) -> list[tuple[str, nn.Parameter]]:
         return [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]

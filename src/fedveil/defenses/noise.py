@@ -51,7 +51,7 @@ class AdditiveNoise(Defense):
 
     def measures(self, update: Tree) -> dict[str, float]:
         """Predicted cosine between the shared and the true gradient: 1/√(1 + variance·d/‖g‖²), mean over clients."""
-        ratio = self.variance * update.size / update.norm().square()
+        ratio = self.variance * update.size / update.norm().square().clamp_min(1e-30)
         return {"predicted cosine to the true gradient": float((1 + ratio).rsqrt().mean())}
 
 

@@ -1,0 +1,1 @@
+"""Who learns it: FedSGD and FedAvg rounds, runs with checkpoints, captured updates, and probes of one model."""

@@ -8,7 +8,7 @@ too. Its tensors are named
     buffers/NAME         optional: the model's buffer NAME as the client sent it back
     buffers_before/NAME  optional: that buffer as the server sent it to the client
 
-where NAME is the name in the model's `named_parameters()` or `named_buffers()`. The file's metadata has one entry,
+where NAME is the name in the model's `named_parameters()` or `named_buffers()`. The file's metadata has an entry
 `fedveil`, a JSON object with these fields, all of them required:
 
     format, version      "fedveil-capture", 1
@@ -20,6 +20,9 @@ where NAME is the name in the model's `named_parameters()` or `named_buffers()`.
     batch_sizes          a list: the number of examples of each step
     facts                an object of further public settings. fedveil writes model, loss, shape, classes, mean, std
                          (of the normalization, or null), defense, weight_decay and buffers; none is required.
+
+A second entry of the metadata, `fedveil.order`, may list the names of the tensors in the model's order, which the
+format does not keep.
 
 Inputs, labels and the inputs that a data defense made of them are never in it. Those are the client's: they go into
 a `Truth`, a file of its own ("fedveil-truth", 1), which serves to score an attack and for nothing else.
@@ -68,6 +71,8 @@ class Capture:
     facts: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        for name in ("buffers", "buffers_before"):
+            object.__setattr__(self, name, getattr(self, name) or None)  # a model without buffers shares none
         wrong = _numbers_wrong(self) or _rows_wrong("shared", self.shared, "before", self.before)
         if wrong is None and self.buffers is not None and self.buffers_before is not None:
             wrong = _rows_wrong("buffers", self.buffers, "buffers_before", self.buffers_before)
@@ -257,4 +262,4 @@ def _spread(name: str, inputs: Inputs) -> dict[str, Tensor]:
 
 
 def _gathered(group: dict[str, Tensor]) -> Inputs:
-    return group[""] if "" in group else group
+    return group.get("", group)

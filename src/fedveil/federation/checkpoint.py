@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from fedveil.clients.engine import Row
@@ -53,6 +54,15 @@ class Progress:
     best: tuple[Row, Row] | None = None  # weights and statistics of the best round, under early stopping
     stopped: bool = False
 
+    def to(self, device: torch.device) -> None:
+        """Move everything to the device that the run goes on with."""
+        server = self.server
+        server.params, server.buffers = _moved(server.params, device), _moved(server.buffers, device)
+        server.velocity = _moved(server.velocity, device)
+        server.local = {client: _moved(row, device) for client, row in server.local.items()}
+        if self.best is not None:
+            self.best = _moved(self.best[0], device), _moved(self.best[1], device)
+
 
 @dataclass(frozen=True)
 class Machinery:
@@ -69,18 +79,17 @@ def configuration(task: Task, chain: Chain, settings: Federation, seed: int) -> 
         members.update(len(places).to_bytes(8, "little"))
         members.update(places.cpu().contiguous().numpy().tobytes())
     loss = task.loss
-    return _plain(
-        {
-            "task": task.description,
-            "data": task.data_hash,
-            "clients": members.hexdigest(),
-            "initial model": task.model_hash,
-            "loss": getattr(loss, "__name__", type(loss).__name__),
-            "defense": str(chain),
-            "settings": field_values(settings),
-            "seed": seed,
-        }
-    )
+    described = {
+        "task": task.description,
+        "data": task.data_hash,
+        "clients": members.hexdigest(),
+        "initial model": task.model_hash,
+        "loss": getattr(loss, "__name__", type(loss).__name__),
+        "defense": str(chain),
+        "settings": field_values(settings),
+        "seed": seed,
+    }
+    return {name: _plain(value) for name, value in described.items()}
 
 
 def save_checkpoint(
@@ -130,6 +139,10 @@ def load_checkpoint(path: Path, chain: Chain, described: dict[str, Any]) -> tupl
     best = (groups["best_params"], groups.get("best_buffers", {})) if "best_params" in groups else None
     progress = Progress(server, header.untrained, list(header.history), header.best_round, best, header.stopped)
     return progress, Machinery(header.backend, header.chunk)
+
+
+def _moved(row: Row, device: torch.device) -> Row:
+    return {name: tensor.to(device) for name, tensor in row.items()}
 
 
 def _states(tensors: dict[str, Tensor], chain: Chain) -> dict[int, States]:

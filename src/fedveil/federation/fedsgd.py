@@ -93,7 +93,7 @@ def _captured(plan: Plan, server: Server, chain: Chain, step: Step, row: int, nu
         before=server.params,
         shared=own_row(step.shared.update, row),
         buffers=own_row(step.shared.buffers, row) if shares else None,
-        buffers_before=server.buffers if shares else None,
+        buffers_before=server.buffers if plan.task.buffers != "local" else None,
         client=step.clients[row],
         round=number,
         lr=(plan.settings.lr_at(number),),

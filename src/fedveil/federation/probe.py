@@ -31,6 +31,8 @@ class Probe:
     """The updates of V victims at one model: every tensor's first axis is the victim."""
 
     kind: Kind
+    params: Row  # the model at which all this was shared
+    buffers_before: Row
     defended: Tree  # gradients; under FedAvg the pseudo-gradients of the uploads
     undefended: Tree  # the same victims without the defense
     uploads: Tree  # what is sent, defended; under FedSGD the same as `defended`
@@ -85,9 +87,8 @@ def probe(
     `settings.batch_size`. In a warm-up round the defense is off, as in training.
     """
     if victims < 1 or batch_size < 1 or round < 1:
-        raise FedveilError(
-            f"a probe needs at least 1 victim, 1 example and round 1, got {victims}, {batch_size}, {round}"
-        )
+        got = f"{victims} victims, batch_size {batch_size}, round {round}"
+        raise FedveilError(f"a probe needs at least 1 victim with 1 example, and rounds count from 1: got {got}")
     device = next(iter(params.values())).device
     plan = Plan(task, Chain.of(defense), settings, seed, engine, device)
     plan.check()
@@ -119,6 +120,8 @@ def probe(
     before = Tree.expand(params, victims)
     return Probe(
         kind=settings.message,
+        params=params,
+        buffers_before=buffers,
         defended=_gradients(settings.message, uploads, before, step_weight(lr, momentum)),
         undefended=_gradients(settings.message, plain, before, step_weight(lr, momentum)),
         uploads=uploads,

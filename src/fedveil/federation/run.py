@@ -74,34 +74,50 @@ def federate(
         raise FedveilError("resume needs the folder of the run that is to go on")
     store = None if folder is None else Store(Path(folder), chain, configuration(task, chain, settings, seed))
     found = store.load(torch.device(device)) if store and resume else None
-    engine = _engine(task, settings, backend, torch.device(device), found[1] if found else None)
+    engine = engine_for(task, settings, backend=backend, device=device, machinery=found[1] if found else None)
     plan = Plan(task, chain, settings, seed, engine, torch.device(device), tuple(observers))
     plan.check()
-    evaluator = Evaluator(plan)
-    if found:
-        progress, captured = found[0], store.captured(settings, found[0].history) if store else []
-    else:
-        progress, captured = _start(plan, evaluator), []
+    try:
+        run = _train(plan, store, found[0] if found else None)
+        for observer in plan.observers:
+            observer.on_finish(run)
+        return run
+    finally:
+        for observer in plan.observers:
+            observer.on_stop()
+
+
+def _train(plan: Plan, store: Store | None, progress: Progress | None) -> Run:
+    """All rounds that are left, and the outcome."""
+    settings, engine, evaluator = plan.settings, plan.engine, Evaluator(plan)
+    captured: list[Captured] = []
+    if progress is None:
+        progress = _start(plan, evaluator)
         if store:
             store.clear()
+    elif store:
+        captured = store.captured(settings, progress.history)
     for observer in plan.observers:
-        observer.on_start(task, settings, list(progress.history))
+        observer.on_start(plan.task, settings, list(progress.history))
     while len(progress.history) < settings.rounds and not progress.stopped:
         fresh = _round(plan, evaluator, progress)
         captured += fresh
         if store:
-            store.save(progress, fresh, Machinery(engine.backend, engine.chunk))  # type: ignore[arg-type]  # never auto
+            store.save(progress, fresh, Machinery(engine.backend, engine.chunk))
         for observer in plan.observers:
             observer.on_round_end(progress.history[-1])
-    run = _finish(plan, evaluator, progress, captured)
-    for observer in plan.observers:
-        observer.on_finish(run)
-    return run
+    return _finish(plan, evaluator, progress, captured)
 
 
-def _engine(
-    task: Task, settings: Federation, backend: Backend, device: torch.device, machinery: Machinery | None
+def engine_for(
+    task: Task,
+    settings: Federation,
+    *,
+    backend: Backend = "auto",
+    device: str | torch.device = "cpu",
+    machinery: Machinery | None = None,
 ) -> Engine:
+    """The engine that such a run computes its gradients with; `machinery` is that of a run to go on with."""
     model = copy.deepcopy(task.model).to(device).train()
     if machinery:
         if backend not in ("auto", machinery.backend):
@@ -193,7 +209,7 @@ class Store:
         if not self.checkpoint.exists():
             return None
         progress, machinery = load_checkpoint(self.checkpoint, self._chain, self._described)
-        progress.server.to(device)
+        progress.to(device)
         return progress, machinery
 
     def save(self, progress: Progress, fresh: list[Captured], machinery: Machinery) -> None:

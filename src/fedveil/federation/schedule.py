@@ -30,7 +30,7 @@ def epoch_orders(seed: int, client: int, number: int, length: int, epochs: int =
 
 def batches(order: Tensor, size: int) -> list[Tensor]:
     """The order cut into batches; the last may be smaller."""
-    return list(order.split(size)) if len(order) else []
+    return [order[start : start + size] for start in range(0, len(order), size)]
 
 
 def windows(clients: Sequence[int], size: int) -> Iterator[list[int]]:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
-import torch
 from torch import Tensor
 
 from fedveil.clients.engine import Row
@@ -35,14 +34,6 @@ class Server:
         buffers = {n: b.detach().clone().to(device) for n, b in model.named_buffers()}
         momentum = plan.settings.momentum if plan.settings.protocol == "fedsgd" else 0.0
         return cls(params, buffers, at_rest(params, momentum))
-
-    def to(self, device: torch.device) -> None:
-        """Move everything but the defenses' memories, which a checkpoint keeps where their clients are."""
-        self.params, self.buffers, self.velocity = (
-            {name: tensor.to(device) for name, tensor in row.items()}
-            for row in (self.params, self.buffers, self.velocity)
-        )
-        self.local = {c: {name: tensor.to(device) for name, tensor in row.items()} for c, row in self.local.items()}
 
     def buffers_of(self, plan: Plan, clients: Sequence[int]) -> Tree:
         """The buffers that these clients start from."""

@@ -172,7 +172,16 @@ def group_step(
     """
     batch = plan.batch(clients, params, buffers, data, ("round", number, "step", step), chain)
     memory = states.gather(clients, chain)
-    shared = chain.step(batch, memory)
+    try:
+        shared = chain.step(batch, memory)
+    except ValueError as error:
+        if "more than 1 value per channel" not in str(error):
+            raise
+        size = len(data[1][0])
+        raise FedveilError(
+            f"batch norm cannot train on the batch of {size} that client {clients[0]} has in round {number}, step "
+            f"{step}: choose a batch_size that leaves no such remainder, or a model without batch norm"
+        ) from None
     if plan.settings.protocol == "fedsgd":
         update = chain.upload(shared.update, batch, memory)
         shared = Shared(update, shared.buffers, shared.loss, shared.seen)

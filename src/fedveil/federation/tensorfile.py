@@ -19,6 +19,8 @@ from fedveil.fields import problems
 from fedveil.files import write_atomically
 
 KEY = "fedveil"  # the entry of the file's metadata that holds the header
+# The format sorts its tensors. Their order matters: a defense draws its noise tensor by tensor.
+ORDER = "fedveil.order"
 
 
 class Header(BaseModel):
@@ -37,7 +39,7 @@ def write_tensors(path: Path, header: Header, tensors: Mapping[str, Tensor]) -> 
     """Write the file whole or not at all."""
     # Clones: rows of one stacked tensor share their memory, which the format does not allow.
     apart = {name: t.detach().cpu().clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
-    content = safetensors.torch.save(apart, metadata={KEY: header.model_dump_json()})
+    content = safetensors.torch.save(apart, metadata={KEY: header.model_dump_json(), ORDER: json.dumps(list(apart))})
     write_atomically(path, content)
 
 
@@ -54,7 +56,7 @@ def read_tensors(path: Path, header: type[H], expected: str, version: int) -> tu
                 raise FedveilError(
                     f"{path} is a {what} of version {found.get('version')}; this fedveil reads version {version}"
                 )
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a dict
+            tensors = {name: file.get_tensor(name) for name in _order(metadata, file.keys())}
         return header.model_validate_json(metadata[KEY]), tensors
     except FileNotFoundError:
         raise FedveilError(f"there is no {what} at {path}") from None
@@ -68,6 +70,16 @@ def read_tensors(path: Path, header: type[H], expected: str, version: int) -> tu
 def _parse(metadata: Mapping[str, str]) -> dict[str, Any]:
     header = json.loads(metadata.get(KEY, "{}"))  # a JSON error is a ValueError
     return header if isinstance(header, dict) else {}
+
+
+def _order(metadata: Mapping[str, str], names: list[str]) -> list[str]:
+    """The names in the order they were written in; a file from elsewhere need not tell it."""
+    order = json.loads(metadata.get(ORDER, "null"))
+    if order is None:
+        return names
+    if not isinstance(order, list) or sorted(map(str, order)) != sorted(names):
+        raise ValueError(f"its entry {ORDER} does not list its tensors")
+    return [str(name) for name in order]
 
 
 def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

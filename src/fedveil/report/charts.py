@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
-from fedveil.audit.result import Estimate
+from fedveil.auditing.result import Estimate
 from fedveil.report.scales import Scale, drawable, linear_scale, log_scale
 
 FONT = 13.0

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from fedveil.audit.result import Images, Result
+from fedveil.auditing.result import Images, Result
 from fedveil.errors import FedveilError
 from fedveil.files import write_atomically
 from fedveil.report import view, words

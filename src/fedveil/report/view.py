@@ -10,7 +10,7 @@ import numpy as np
 from markupsafe import Markup
 from numpy.typing import NDArray
 
-from fedveil.audit.result import AttackRun, Cost, Estimate, Images, Result, Role, Row
+from fedveil.auditing.result import AttackRun, Cost, Estimate, Images, Result, Role, Row
 from fedveil.leakage.catalog import METRICS
 from fedveil.report import words
 from fedveil.report.charts import Axis, Series, interval_bar, line_chart

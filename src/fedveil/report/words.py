@@ -9,7 +9,7 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
-from fedveil.audit.result import Estimate, Role, Row
+from fedveil.auditing.result import Estimate, Role, Row
 from fedveil.leakage.catalog import METRICS, Metric
 
 SPACE = "\u00a0"

@@ -24,7 +24,7 @@ Status = Literal["exposed", "partly exposed", "no leakage found by these attacks
 class Document(BaseModel):
     """Base of the parts of a result."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
 
 
 class Estimate(Document):
@@ -99,6 +99,7 @@ class AttackRun(Document):
     batch_size: int
     label_recovery: Estimate | None = None  # share of labels read off rightly; None where they were given
     traces: list[Trace] = []
+    ssim_at: dict[Role, dict[str, Estimate]] = {}  # SSIM after "1/3", "2/3" and "all" of the steps
 
 
 class Assumption(Document):

@@ -1,0 +1,1 @@
+"""Audits: train under a defense, attack what was shared, score it, judge it."""

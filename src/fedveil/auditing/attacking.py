@@ -1,0 +1,121 @@
+"""From what clients shared to reconstructions: one stack of victims for every attacker, floor and ceiling."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from fedveil.attacks.base import Attack
+from fedveil.attacks.matching import Progress
+from fedveil.attacks.problem import LocalSteps, Problem, Reconstruction
+from fedveil.auditing.result import Role
+from fedveil.clients.engine import Backend, Loss
+from fedveil.defenses.base import Defense, Facts
+from fedveil.defenses.chain import Chain
+from fedveil.errors import FedveilError
+from fedveil.streams import Streams
+from fedveil.tasks.normalization import Normalization
+from fedveil.tree import Tree, per_client
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What an attacker knows of V observed updates, whoever they come from: a probe, a capture or a live run."""
+
+    model: nn.Module
+    loss: Loss
+    params: Tree
+    buffers: Tree
+    shape: tuple[int, ...]
+    batch_size: int
+    classes: int | None
+    normalization: Normalization
+    facts: Facts
+    streams: Streams
+    labels: Tensor | None  # (V, B) where the attacker is told
+    local: LocalSteps | None = None
+
+    def problem(self, target: Tree, weight: Tree | None = None) -> Problem:
+        """The matching problem for one attacker; all entries are trusted alike unless told otherwise."""
+        return Problem(
+            model=self.model,
+            loss=self.loss,
+            params=self.params,
+            buffers=self.buffers,
+            target=target,
+            weight=weight if weight is not None else Defense().knowledge(target, self.facts).weight,
+            shape=self.shape,
+            batch_size=self.batch_size,
+            streams=self.streams,
+            classes=self.classes,
+            labels=self.labels,
+            box=self.normalization.box(),
+            local=self.local,
+        )
+
+
+def problems_by_role(
+    scene: Scene, chain: Chain, *, defended: Tree | None, undefended: Tree | None, attackers: str = "both"
+) -> dict[Role, Problem]:
+    """The problem of every attacker of a table. A row whose update is not at hand is left out."""
+    found: dict[Role, Problem] = {}
+    if undefended is not None:
+        found["ceiling"] = scene.problem(undefended)
+    if defended is not None and chain.defenses:
+        if attackers in ("both", "naive"):
+            found["naive"] = scene.problem(defended)
+        if attackers in ("both", "adaptive"):
+            known = chain.knowledge(defended, scene.facts)
+            found["adaptive"] = replace(scene.problem(known.target, known.weight), simulate=known.simulate)
+    observed = undefended if undefended is not None else defended
+    if observed is None:
+        raise FedveilError("there is no update to attack")
+    found["noise-floor"] = scene.problem(noise_like(observed, scene.streams.fold("floor")))
+    return found
+
+
+def noise_like(update: Tree, streams: Streams) -> Tree:
+    """Noise with each victim's norm: what is left of an update that says nothing."""
+    noise = update.map(streams.normal_like)
+    scale = update.norm() / noise.norm().clamp_min(1e-30)
+    return noise.map(lambda tensor: tensor * per_client(scale, tensor))
+
+
+def run_roles(
+    attack: Attack, problems: dict[Role, Problem], *, backend: Backend = "auto", progress: Progress | None = None
+) -> dict[Role, Reconstruction]:
+    """Attack all roles as one stack of victims, so that they share one compiled function."""
+    alike = {role: problem for role, problem in problems.items() if not problem.simulate}
+    outcome = _run_together(attack, alike, backend, progress)
+    for role, problem in problems.items():  # replaying the defense's randomness makes another function
+        if problem.simulate:
+            outcome[role] = attack.run(problem, backend=backend, progress=progress)
+    return {role: outcome[role] for role in problems}
+
+
+def _run_together(
+    attack: Attack, problems: dict[Role, Problem], backend: Backend, progress: Progress | None
+) -> dict[Role, Reconstruction]:
+    given = list(problems.values())
+    first, total = given[0], sum(problem.count for problem in given)
+    shared = all(problem.params.shared or problem.count == 1 for problem in given)
+    labels = None if first.labels is None else torch.cat([p.labels for p in given if p.labels is not None])
+    stacked = replace(
+        first,
+        # One copy of the weights serves all where the victims share a model.
+        params=Tree.expand(first.params.row(0), total) if shared else Tree.concat([p.params for p in given]),
+        buffers=Tree.concat([p.buffers for p in given]),
+        target=Tree.concat([p.target for p in given]),
+        weight=Tree.concat([p.weight for p in given]),
+        labels=labels,
+        # Every role starts from the same candidates: what differs is the update alone.
+        streams=first.streams.rows([row for problem in given for row in range(problem.count)]),
+    )
+    found = attack.run(stacked, backend=backend, progress=progress)
+    outcome, start = {}, 0
+    for role, problem in problems.items():
+        outcome[role] = found.rows(slice(start, start + problem.count))
+        start += problem.count
+    return outcome

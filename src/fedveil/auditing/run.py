@@ -1,0 +1,400 @@
+"""`audit`: train under a defense, attack what was shared, show what leaked and what it cost."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedveil.attacks.base import Attack
+from fedveil.attacks.matching import Progress
+from fedveil.attacks.problem import LocalSteps, Reconstruction
+from fedveil.auditing.attacking import Scene, problems_by_role, run_roles
+from fedveil.auditing.costs import measure_cost
+from fedveil.auditing.outcome import Outcome
+from fedveil.auditing.provenance import provenance
+from fedveil.auditing.result import AttackRun, Images, Result, Role
+from fedveil.auditing.result import Row as TableRow
+from fedveil.auditing.scoring import Truths, score_attack, score_given
+from fedveil.auditing.settings import Audit
+from fedveil.auditing.verdict import judge, strongest
+from fedveil.auditing.words import assumptions, defense_card, not_given, not_tried, protocol_words
+from fedveil.clients.engine import Backend, Engine, Row
+from fedveil.defenses.base import Defense, Exposure, Facts
+from fedveil.defenses.chain import Chain
+from fedveil.errors import FedveilError
+from fedveil.federation.observers import Observer
+from fedveil.federation.probe import Probe, probe
+from fedveil.federation.run import Run, engine_for, federate
+from fedveil.federation.settings import Federation
+from fedveil.leakage.floors import mean_image
+from fedveil.leakage.identified import candidates
+from fedveil.registry import attacks as attack_registry
+from fedveil.registry import defenses as defense_registry
+from fedveil.streams import Streams
+from fedveil.tasks.examples import Examples
+from fedveil.tasks.normalization import Normalization
+from fedveil.tasks.task import Task
+from fedveil.tree import Tree
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Who is told how far an audit has come. All optional."""
+
+    observers: tuple[Observer, ...] = ()  # of the training runs
+    stage: Any = None  # called with a line that names the stage which starts
+    attack: Progress | None = None
+
+
+def audit(
+    task: Task,
+    defense: Defense | Chain | Sequence[Defense] | str | None = None,
+    attack: Attack | str | Sequence[Attack | str] = "inverting-gradients",
+    *,
+    federation: Federation | None = None,
+    settings: Audit | None = None,
+    seed: int = 0,
+    backend: Backend = "auto",
+    device: str = "cpu",
+    folder: Path | str | None = None,
+    resume: bool = False,
+    train: bool = True,
+    watch: Watch | None = None,
+    command: str = "",
+) -> Outcome:
+    """Train a task under a defense, attack what clients share, and judge what leaked and what it cost.
+
+    federation: how it is trained; also without training (`train=False`) its protocol, batch and rate decide what an
+        update is.
+    settings: which updates are attacked and how they are judged.
+    folder: where the training runs keep their checkpoints, so that a stopped audit can go on with `resume=True`.
+    """
+    started, begun = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), time.perf_counter()
+    federation, settings, watch = federation or Federation(), settings or Audit(), watch or Watch()
+    chain, chosen = _without_none(Chain.of(defense)), _attacks(attack)
+    normalization = check(task, chain, chosen, federation, settings, train=train)
+    tell = watch.stage or (lambda line: None)
+
+    defended = undefended = None
+    if train:
+        recorded = replace(federation, record_rounds=tuple(r for r in settings.rounds if r > 1), record_clients=1)
+        common: dict[str, Any] = {"seed": seed, "backend": backend, "device": device, "observers": watch.observers}
+        tell("training without a defense" if chain.defenses else "training")
+        undefended = federate(task, None, recorded, folder=_sub(folder, "undefended"), resume=resume, **common)
+        if chain.defenses:
+            tell(f"training under {chain}")
+            defended = federate(task, chain, recorded, folder=_sub(folder, "defended"), resume=resume, **common)
+
+    engine = engine_for(task, federation, backend=backend, device=device)
+    attacked = [
+        _attacked(task, chain, federation, settings, number, defended or undefended, engine, seed)
+        for number in settings.rounds
+    ]
+    probes = [each.probe for each in attacked]
+    truths = _truths(task, probes, settings, normalization, seed)
+    images = _images(truths)
+    rows: list[TableRow] = []
+    runs: list[AttackRun] = []
+    for each in chosen:
+        tell(f"attacking with {each.name}")
+        parts = []
+        for at in attacked:
+            problems = problems_by_role(
+                _scene(task, at, federation, settings, normalization, seed, each),
+                _at_round(chain, federation, at.round),
+                defended=at.probe.defended,
+                undefended=at.probe.undefended,
+                attackers=settings.attackers,
+            )
+            parts.append(run_roles(each, problems, backend=backend, progress=watch.attack))
+        outcome: dict[Role, Reconstruction] = {r: Reconstruction.concat([p[r] for p in parts]) for r in parts[0]}
+        scored = score_attack(each.name, outcome, truths, images, labels_known=each.choices().labels == "known")
+        rows += scored.rows
+        runs.append(
+            AttackRun(
+                attack=each.name,
+                settings=attack_registry.describe(each),
+                seconds=sum(found.seconds for found in outcome.values()),
+                restarts=each.choices().restarts,
+                steps=each.choices().steps,
+                victims=len(truths.originals),
+                batch_size=settings.batch_size,
+                label_recovery=scored.label_recovery,
+                traces=scored.traces,
+                ssim_at=scored.ssim_at,
+            )
+        )
+    rows.append(score_given("mean-floor", truths.mean_image, truths, images))
+    if any(each.acts_at in ("sample", "data") for each in chain.defenses):
+        rows.append(score_given("bound", truths.seen, truths, images))
+
+    tell("judging")
+    lead = strongest(rows)
+    rows = [row.model_copy(update={"strongest": row is lead}) for row in rows]
+    cost = measure_cost(undefended, defended)
+    exposure = Exposure(
+        parameters=probes[0].undefended.size,
+        rounds=federation.rounds if train else len(settings.rounds),
+        steps_per_round=_steps_per_round(task, federation),
+        sampling_rate=federation.sampling_rate,
+    )
+    guarantee = chain.guarantee(exposure) if chain.defenses else Defense().guarantee(exposure)
+    among = truths.distractors.shape[1] + 1
+    verdict = judge(
+        rows,
+        cost,
+        guarantee.sentence,
+        groups=truths.groups,
+        among=among,
+        exposed_above=settings.exposed_above,
+        gain=settings.smallest_gain,
+    )
+    config = _config(task, chain, chosen, federation, settings, seed, backend, device, train)
+    result = Result(
+        data=task.name,
+        model=task.model_name,
+        protocol=protocol_words(task, federation),
+        defense=defense_card(chain, guarantee, probes[0].undefended, probes[0].defended),
+        verdict=verdict,
+        rows=rows,
+        identified_among=among,
+        cost=cost,
+        attacks=runs,
+        assumptions=assumptions(task, chain, chosen, federation, settings),
+        not_given=not_given(task),
+        not_tried=not_tried(chosen, federation, settings),
+        provenance=provenance(
+            command=command or "fedveil.audit(...) with the configuration below",
+            config=config,
+            seed=seed,
+            hashes={"data": task.data_hash, "model": task.model_hash},
+            started=started,
+            seconds=time.perf_counter() - begun,
+        ),
+    )
+    return Outcome(result, images)
+
+
+# ---- before long work starts -------------------------------------------------------------------------------
+
+
+def check(
+    task: Task, chain: Chain, chosen: list[Attack], federation: Federation, settings: Audit, *, train: bool
+) -> Normalization:
+    """Refuse what cannot work, in one line and before anything is trained; returns the images' normalization."""
+    chain.check_message(federation.message)
+    if not chosen:
+        raise FedveilError("an audit needs an attack: see `fedveil list attacks`")
+    last = max(settings.rounds)
+    if last > 1 and not train:
+        raise FedveilError(f"round {last} cannot be attacked without training: attack round 1, or train")
+    if train and last > federation.rounds:
+        raise FedveilError(f"round {last} cannot be attacked: the federation trains {federation.rounds} rounds")
+    for each in chosen:
+        if each.choices().labels == "idlg" and settings.batch_size != 1:
+            raise FedveilError(f"{each.name} reads the label of a single example: use a batch of 1 (batch_size)")
+        if each.choices().labels == "optimized" and task.classes is None:
+            raise FedveilError(f"{each.name} optimizes labels, but the model's output is not one score per class")
+    if len(task.shape) != 3 or task.perturb is not None:
+        raise FedveilError(f"an audit scores images of shape (channels, height, width); these inputs are {task.shape}")
+    if settings.source == "test" and settings.victims * settings.batch_size >= len(task.test):
+        raise FedveilError(
+            f"{settings.victims} victims with {settings.batch_size} examples leave no test examples to tell them from: "
+            f"there are {len(task.test)}"
+        )
+    return task.normalization or _identity(task)
+
+
+def _identity(task: Task) -> Normalization:
+    """The user's own images without a stated normalization are taken as pixels, if they can be."""
+    sample, _ = task.train.batch(list(range(min(256, len(task.train)))))
+    assert isinstance(sample, Tensor)  # checked: no parts
+    if float(sample.min()) < -1e-6 or float(sample.max()) > 1 + 1e-6:
+        raise FedveilError(
+            "the inputs are not pixels between 0 and 1, so pictures cannot be scored: give pixels and "
+            "normalization=Normalization(mean, std)"
+        )
+    channels = task.shape[0]
+    return Normalization((0.0,) * channels, (1.0,) * channels)
+
+
+# ---- the parts of an audit -----------------------------------------------------------------------------------
+
+
+def _without_none(chain: Chain) -> Chain:
+    return Chain(tuple(defense for defense in chain.defenses if defense.name != "none"))
+
+
+def _attacks(given: Attack | str | Sequence[Attack | str]) -> list[Attack]:
+    listed = [given] if isinstance(given, Attack | str) else list(given)
+    made = [attack_registry.parse(each) if isinstance(each, str) else each for each in listed]
+    names = [each.name for each in made]
+    if len(set(names)) < len(names):
+        raise FedveilError(f"each attack can be named once in an audit (got {', '.join(names)})")
+    return made
+
+
+def _at_round(chain: Chain, federation: Federation, number: int) -> Chain:
+    """In a warm-up round there is no defense, and an attacker who knows it knows that too."""
+    return Chain(()) if number <= federation.warmup_rounds else chain
+
+
+@dataclass(frozen=True)
+class Attacked:
+    """The updates of one attacked round and the model they were computed at."""
+
+    round: int
+    params: Row
+    buffers: Row
+    probe: Probe
+
+
+def _attacked(
+    task: Task,
+    chain: Chain,
+    federation: Federation,
+    settings: Audit,
+    number: int,
+    run: Run | None,
+    engine: Engine,
+    seed: int,
+) -> Attacked:
+    """What the victims share at the start of a round."""
+    params = {name: p.detach() for name, p in task.model.named_parameters() if p.requires_grad}
+    buffers: dict[str, Tensor] = {name: b.detach() for name, b in task.model.named_buffers()}
+    if number > 1:
+        assert run is not None
+        capture = next(each.capture for each in run.captured if each.capture.round == number)
+        params, buffers = dict(capture.before), dict(capture.buffers_before or buffers)
+    found = probe(
+        task,
+        chain,
+        federation,
+        params=params,
+        buffers=buffers,
+        round=number,
+        victims=settings.victims,
+        batch_size=settings.batch_size,
+        source=settings.source,
+        seed=seed,
+        engine=engine,
+    )
+    return Attacked(number, params, buffers, found)
+
+
+def _scene(
+    task: Task,
+    at: Attacked,
+    federation: Federation,
+    settings: Audit,
+    normalization: Normalization,
+    seed: int,
+    each: Attack,
+) -> Scene:
+    """What the attacker knows of the updates of a round."""
+    found = at.probe
+    victims, size = found.targets.shape
+    local = None
+    if federation.protocol == "fedavg" and settings.local_steps == "unrolled":
+        local = LocalSteps(
+            steps=found.steps,
+            batch_size=min(federation.batch_size, size),
+            lr=found.lr[0],
+            momentum=found.momentum,
+            weight_decay=federation.weight_decay,
+        )
+    return Scene(
+        model=task.model,
+        loss=task.loss,
+        params=Tree.expand(at.params, victims),
+        buffers=Tree.expand(at.buffers, victims),
+        shape=task.shape,
+        batch_size=size,
+        classes=task.classes,
+        normalization=normalization,
+        facts=Facts(kind=found.kind, batch_size=size, steps=found.steps, lr=found.lr[0]),
+        streams=Streams.seeded(seed, range(victims), "attack", at.round),
+        labels=found.targets if each.choices().labels == "known" else None,
+        local=local,
+    )
+
+
+def _truths(task: Task, probes: list[Probe], settings: Audit, normalization: Normalization, seed: int) -> Truths:
+    originals = torch.cat([_tensor(found.inputs) for found in probes])
+    labels = torch.cat([found.targets for found in probes])
+    pool = _held_out(task, settings)
+    images, classes = pool.batch(list(range(len(pool))))
+    flat = originals.flatten(0, 1)
+    chosen = candidates(flat, labels.flatten(), _tensor(images), classes, count=settings.candidates, seed=seed)
+    return Truths(
+        originals=originals,
+        labels=labels,
+        seen=torch.cat([_tensor(found.seen) for found in probes]),
+        distractors=_tensor(images)[chosen],
+        mean_image=_mean_image(task.train),
+        normalization=normalization,
+    )
+
+
+def _held_out(task: Task, settings: Audit, most: int = 20_000) -> Examples:
+    """Images that no victim holds: the test examples, less those that are victims themselves."""
+    taken = settings.victims * settings.batch_size if settings.source == "test" else 0
+    return task.test.subset(list(range(taken, min(len(task.test), taken + most))))
+
+
+def _mean_image(train: Examples) -> Tensor:
+    """The mean over all training images, read a part at a time."""
+    parts = [(_tensor(inputs), len(labels)) for inputs, labels in train.batches(4096)]
+    means = torch.stack([mean_image(part).double() * count for part, count in parts])
+    return (means.sum(0) / sum(count for _, count in parts)).to(torch.get_default_dtype())
+
+
+def _tensor(inputs: Any) -> Tensor:
+    assert isinstance(inputs, Tensor)  # `check` admits images only
+    return inputs
+
+
+def _images(truths: Truths) -> Images:
+    pixels = truths.normalization.pixels(truths.originals.flatten(0, 1)).clamp(0, 1)
+    return Images(pixels.float().numpy(), truths.labels.flatten().numpy())
+
+
+def _steps_per_round(task: Task, federation: Federation) -> int:
+    longest = max(len(members) for members in task.clients)
+    return -(-longest // federation.batch_size) if federation.protocol == "fedsgd" else 1
+
+
+def _config(
+    task: Task,
+    chain: Chain,
+    chosen: Iterable[Attack],
+    federation: Federation,
+    settings: Audit,
+    seed: int,
+    backend: str,
+    device: str,
+    train: bool,
+) -> dict[str, Any]:
+    from fedveil.fields import field_values
+
+    return {
+        "task": task.description,
+        "defense": [defense_registry.describe(each) for each in chain.defenses],
+        "attack": [attack_registry.describe(each) for each in chosen],
+        "federation": {**field_values(federation), "train": train},
+        "audit": field_values(settings),
+        "seed": seed,
+        "backend": backend,
+        "device": device,
+    }
+
+
+def _sub(folder: Path | str | None, name: str) -> Path | None:
+    return None if folder is None else Path(folder) / name

@@ -1,0 +1,26 @@
+"""What an audit attacks and how it judges."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from fedveil.fields import Count, NonNegative, Probability, declared
+
+
+@declared
+class Audit:
+    """The settings of an audit beside the task, the defense, the attack and the federation.
+
+    Victims are updates: each is what one client would share of one batch at the model of an attacked round. Round 1
+    is the model before training; a later round needs a federation that trains that long.
+    """
+
+    victims: Count = 16  # attacked updates per attacked round
+    batch_size: Count = 1  # examples behind each attacked update
+    source: Literal["clients", "test"] = "clients"  # "test": test examples in their order
+    rounds: tuple[Count, ...] = (1,)  # at whose start the updates are computed
+    local_steps: Literal["unrolled", "pseudo-gradient"] = "unrolled"  # how FedAvg updates are attacked
+    attackers: Literal["both", "naive", "adaptive"] = "both"
+    candidates: Count = 100  # the original and its distractors, for `identified`
+    exposed_above: Probability = 0.5  # "exposed" where the interval of `identified` lies above this
+    smallest_gain: NonNegative = 0.0  # by how much `identified` must beat the floor to count as a leak

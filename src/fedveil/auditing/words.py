@@ -1,0 +1,175 @@
+"""The parts of a result that are plain words: what was assumed, what was not tried, what the defense is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from fedveil.attacks.base import Attack
+from fedveil.auditing.result import Assumption, DefenseCard
+from fedveil.auditing.settings import Audit
+from fedveil.defenses.base import Guarantee, Place
+from fedveil.defenses.chain import Chain
+from fedveil.federation.settings import Federation
+from fedveil.fields import field_values
+from fedveil.registry import attacks as attack_registry
+from fedveil.registry import defenses as defense_registry
+from fedveil.tasks.task import Task
+from fedveil.tree import Tree
+
+_PLACES: dict[Place, str] = {
+    "sample": "the composition of every batch",
+    "data": "the inputs of every step",
+    "gradient": "the gradient of every step",
+    "upload": "the update before it is uploaded",
+    "server": "the updates on the server",
+}
+_LABELS = {
+    "known": "The attacker knows the labels of the batch; they can usually be read off the last layer.",
+    "idlg": "The attacker reads the label of a single example off the last layer's gradient.",
+    "recovered": "The attacker reads the labels of the batch, with repeats, off the last layer's gradient.",
+    "optimized": "The attacker searches for the labels together with the inputs.",
+}
+
+
+def protocol_words(task: Task, federation: Federation) -> str:
+    """The protocol in a few words: "FedSGD, 4 clients, batch 8"."""
+    name = {"fedsgd": "FedSGD", "fedavg": "FedAvg"}[federation.protocol]
+    local = f", {federation.local_epochs} local epochs" if federation.local_epochs > 1 else ""
+    return f"{name}, {len(task.clients)} clients, batch {federation.batch_size}{local}"
+
+
+def assumptions(
+    task: Task, chain: Chain, attacks: Sequence[Attack], federation: Federation, settings: Audit
+) -> list[Assumption]:
+    """The threat model, switch by switch."""
+    labels = sorted({attack.choices().labels for attack in attacks})
+    size = settings.batch_size
+    found = [
+        Assumption(
+            switch="attacker",
+            setting="honest-but-curious server",
+            words="The attacker receives updates as the server does (or listens in), follows the protocol, and knows "
+            "the model, its weights, the loss, the learning rate, the batch size and the normalization of the data.",
+        ),
+        Assumption(switch="labels", setting=", ".join(labels), words=" ".join(_LABELS[label] for label in labels)),
+        Assumption(
+            switch="attacked update",
+            setting=f"{size} example{'s' if size > 1 else ''}, round {', '.join(map(str, settings.rounds))}",
+            words=f"Each of {settings.victims} updates per attacked round is made from {size} "
+            f"example{'s' if size > 1 else ''}"
+            + (f"; training itself uses batches of {federation.batch_size}, which leak less" if size == 1 else "")
+            + ". Round 1 attacks the model before training.",
+        ),
+        Assumption(
+            switch="knowledge of the defense",
+            setting={"both": "without and with", "naive": "without", "adaptive": "with"}[settings.attackers],
+            words="The naive attacker takes the update as it is. The adaptive attacker knows the defense and its "
+            "settings, not its random draws."
+            if chain.defenses
+            else "There is no defense to know.",
+        ),
+        Assumption(
+            switch="batch-norm statistics",
+            setting="not known" if _batch_norm(task.model) else "none in this model",
+            words="The statistics of the victim's batch are not given to the attacker."
+            if _batch_norm(task.model)
+            else "The model has no batch norm.",
+        ),
+    ]
+    if federation.protocol == "fedavg":
+        words = {
+            "unrolled": "The attacker repeats the local steps, supposing that every epoch walks through the examples "
+            "in the same order.",
+            "pseudo-gradient": "The attacker takes the change of the weights for one gradient.",
+        }
+        found.append(Assumption(switch="local steps", setting=settings.local_steps, words=words[settings.local_steps]))
+    if _dropout(task.model):
+        found.append(
+            Assumption(
+                switch="dropout masks",
+                setting="not known",
+                words="The model drops units at random; the attacker does not know which and matches without dropout. "
+                "This alone can make an attack fail: do not take it for the defense's merit.",
+            )
+        )
+    return found
+
+
+def not_given(task: Task) -> list[str]:
+    """What the attacker had to do without."""
+    items = [
+        "the clients' data, or any part of it",
+        "the random numbers that the defense drew",
+        "other data of the same kind, beyond its normalization",
+    ]
+    return items + (["the statistics of the victim's batch"] if _batch_norm(task.model) else [])
+
+
+def not_tried(chosen: Sequence[Attack], federation: Federation, settings: Audit) -> list[str]:
+    """What a stronger attacker might do: absence here is no evidence of safety."""
+    others = sorted(attack_registry.entries().keys() - {attack.name for attack in chosen})
+    items = [f"the attacks {', '.join(others)}"] if others else []
+    items += [
+        "attacks with a learned prior on the images (generators, diffusion models)",
+        "combining the updates of one client over many rounds",
+        "a malicious server that changes the model to make it leak",
+        "membership inference and attacks on the finished model",
+    ]
+    if settings.attackers == "naive":
+        items.insert(0, "an attacker who knows the defense")
+    if federation.protocol == "fedsgd" and settings.batch_size == 1 and federation.batch_size > 1:
+        items.append(f"updates of whole batches of {federation.batch_size}, as training sends them (set batch_size)")
+    return items
+
+
+def defense_card(chain: Chain, guarantee: Guarantee, true: Tree, shared: Tree) -> DefenseCard:
+    """The defense for the reader, with what it does to the updates of this run."""
+    if not chain.defenses:
+        return DefenseCard(
+            name="none",
+            settings={},
+            spelled="none",
+            summary="No defense: updates are shared as they are.",
+            acts_on="nothing",
+            guarantee=guarantee.sentence,
+            formal=False,
+            weaknesses=["Updates are shared as they are."],
+            paper="",
+        )
+    cosine = (true.dot(shared) / (true.norm() * shared.norm()).clamp_min(1e-30)).mean()
+    facts = {"measured cosine to the true update": f"{float(cosine):.3f}"}
+    for defense in chain.defenses:
+        facts |= {name: f"{value:.3g}" for name, value in defense.measures(true).items()}
+    papers = [defense.paper for defense in chain.defenses if defense.paper]
+    places = dict.fromkeys(_PLACES[defense.acts_at] for defense in chain.defenses)
+    return DefenseCard(
+        name=" + ".join(defense.name for defense in chain.defenses),
+        settings={
+            (name if len(chain.defenses) == 1 else f"{defense.name}.{name}"): value
+            for defense in chain.defenses
+            for name, value in field_values(defense).items()
+        },
+        spelled=str(chain),
+        summary=" ".join(_summary(defense.name) for defense in chain.defenses),
+        acts_on=", then ".join(places),
+        guarantee=guarantee.sentence,
+        formal=guarantee.formal,
+        weaknesses=[weakness for defense in chain.defenses for weakness in defense.weaknesses],
+        paper="; ".join(papers),
+        facts=facts,
+    )
+
+
+def _summary(name: str) -> str:
+    """The first line of the class's docstring, as `fedveil list` shows it too."""
+    return defense_registry.entries()[name].summary
+
+
+def _batch_norm(model: nn.Module) -> bool:
+    return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
+
+
+def _dropout(model: nn.Module) -> bool:
+    return any(isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0 for module in model.modules())

@@ -1,0 +1,205 @@
+"""Laws that every registered defense keeps: one function each, run for all of them in test_laws.py.
+
+A new defense is covered as soon as it is registered. It adds an entry to `IDENTITY` if some settings of it change
+nothing, and to `SETTINGS` if its default settings are not the only ones worth a check.
+"""
+
+import copy
+import dataclasses
+from functools import cache
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from fedveil.clients.batch import ClientBatch
+from fedveil.clients.engine import Engine
+from fedveil.defenses.base import PLACES, Exposure, Facts
+from fedveil.defenses.chain import Chain
+from fedveil.registry import defenses
+from fedveil.streams import Streams
+from fedveil.tree import Tree
+
+NAMES = list(defenses.entries())
+# Settings that leave the update as it is.
+IDENTITY = {
+    "none": ["none"],
+    "gaussian-noise": ["gaussian-noise:sigma=0", "gaussian-noise:sigma=0,at=upload"],
+    "laplace-noise": ["laplace-noise:scale=0"],
+    "clip": ["clip:norm=1e6", "clip:norm=1e30,order=l1", "clip:norm=1e300"],
+    "gradient-dropout": ["gradient-dropout:keep=1", "gradient-dropout:keep=1,match_spread=true"],
+}
+# Settings beside the defaults that the laws are checked at.
+SETTINGS = {
+    "clip": ["clip:norm=0.01", "clip:norm=0.01,order=l1", "clip:at=upload,norm=0.1"],
+    "gaussian-noise": ["gaussian-noise:sigma=0.1", "gaussian-noise:at=upload"],
+    "laplace-noise": ["laplace-noise:scale=0.1", "laplace-noise:at=upload"],
+    "gradient-dropout": [
+        "gradient-dropout:keep=0.1,sigma=0.5",
+        "gradient-dropout:match_spread=true",
+        "gradient-dropout:sigma=0",
+        "gradient-dropout:at=upload",
+    ],
+}
+EVERY = [(name, spec) for name in NAMES for spec in (name, *SETTINGS.get(name, ()))]
+EXPOSURE = Exposure(parameters=1000, rounds=10, steps_per_round=1, sampling_rate=1.0)
+
+
+@cache
+def small_model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
+
+
+def make_batch(clients=4, size=6, dtype=torch.float32, seed=0):
+    """A step of some clients, with weights and data of their own."""
+    generator = torch.Generator().manual_seed(1)
+    model = copy.deepcopy(small_model()).to(dtype)
+    params = Tree.expand({n: p.detach() for n, p in model.named_parameters()}, clients).map(torch.clone)
+    return ClientBatch(
+        Engine(model, F.cross_entropy, backend="loop"),
+        params,
+        Tree({}),
+        torch.randn(clients, size, 5, generator=generator).to(dtype),
+        torch.randint(0, 3, (clients, size), generator=generator),
+        Streams.seeded(seed, range(clients), "law"),
+    )
+
+
+def rows(batch, index):
+    """The same step for some of its clients."""
+    return dataclasses.replace(
+        batch,
+        params=batch.params.rows(index),
+        buffers=Tree({}),
+        inputs=batch.inputs[index],
+        targets=batch.targets[index],
+        streams=batch.streams.rows(index),
+        state={},
+    )
+
+
+def apply(spec, batch):
+    """All that a client does under a defense: the step, then the upload of its gradient."""
+    chain = Chain.of(spec)
+    states = chain.new_states()
+    shared = chain.step(batch, states)
+    return chain.upload(shared.update, batch, states)
+
+
+def equal(left, right):
+    return set(left) == set(right) and all(torch.equal(left[name], right[name]) for name in left)
+
+
+# ---- the laws -----------------------------------------------------------------------------------------
+
+
+def identity_settings_change_nothing(spec):
+    assert equal(apply(spec, make_batch()), make_batch().gradient())
+
+
+def same_seed_same_result(spec):
+    assert equal(apply(spec, make_batch()), apply(spec, make_batch()))
+
+
+def chunks_and_order_of_clients_change_nothing(spec):
+    # In double precision: the last bits of a product depend on where its factors lie in memory.
+    whole = apply(spec, make_batch(dtype=torch.float64))
+    for index in ([0, 1], [2, 3], [3, 1, 0], [2]):
+        part = apply(spec, rows(make_batch(dtype=torch.float64), index))
+        torch.testing.assert_close(dict(part), dict(whole.rows(index)), rtol=1e-9, atol=1e-12)
+
+
+def keeps_type_and_shapes(spec, dtype):
+    batch = make_batch(dtype=dtype)
+    result = apply(spec, batch)
+    assert {name: tensor.shape for name, tensor in result.items()} == {n: p.shape for n, p in batch.params.items()}
+    assert all(tensor.dtype == dtype for tensor in result.values())
+    assert result.isfinite().all()
+
+
+def input_is_not_modified(spec):
+    batch = make_batch()
+    update = batch.gradient()
+    before = copy.deepcopy((dict(update), dict(batch.params), batch.inputs, batch.targets))
+    inputs = batch.inputs
+    apply(spec, batch)
+    defenses.parse(spec).protect(update, batch)
+    assert batch.inputs is inputs  # a data defense hands on inputs of its own
+    torch.testing.assert_close((dict(update), dict(batch.params), batch.inputs, batch.targets), before, rtol=0, atol=0)
+
+
+def bad_numbers_are_not_hidden(spec, value):
+    """The server refuses updates that are not finite: a defense must not turn a broken gradient into a plausible one,
+    not even where one entry of one client is broken, and must not spread it to other clients."""
+    batch = make_batch()
+    update = batch.gradient()
+    for entry in range(12):
+        broken = update.map(torch.clone)
+        broken["0.weight"][1].view(-1)[entry] = value
+        finite = defenses.parse(spec).protect(broken, batch).isfinite()
+        assert finite.tolist() == [True, False, True, True]
+
+
+def zero_updates_stay_finite(spec):
+    batch = make_batch()
+    zero = batch.gradient() * 0.0
+    defense = defenses.parse(spec)
+    assert defense.protect(zero, batch).isfinite().all()
+    check_knowledge(defense, zero)
+    check_measures(defense, zero)
+
+
+def knowledge_has_the_shapes_of_the_update(spec):
+    batch = make_batch()
+    defense = defenses.parse(spec)
+    check_knowledge(defense, apply(spec, batch))
+
+
+def check_knowledge(defense, observed):
+    for kind in ("gradient", "weights", "delta"):
+        known = defense.knowledge(observed, Facts(kind=kind))
+        for tree in (known.target, known.weight):
+            assert {n: t.shape for n, t in tree.items()} == {n: t.shape for n, t in observed.items()}
+            assert tree.isfinite().all()
+            assert all(tree[name].dtype == observed[name].dtype for name in observed)
+        assert all(weight.min() >= 0 and weight.max() <= 1 for weight in known.weight.values())
+
+
+def knowledge_treats_clients_apart(spec):
+    observed = apply(spec, make_batch())
+    defense = defenses.parse(spec)
+    whole = defense.knowledge(observed, Facts())
+    alone = defense.knowledge(observed.rows([2]), Facts())
+    for name in observed:
+        torch.testing.assert_close(alone.target[name], whole.target[name][2:3])
+        torch.testing.assert_close(alone.weight[name], whole.weight[name][2:3])
+
+
+def check_measures(defense, update):
+    for name, value in defense.measures(update).items():
+        assert isinstance(name, str)
+        assert type(value) is float
+        assert value == value  # not NaN
+
+
+def measures_are_plain_numbers(spec):
+    check_measures(defenses.parse(spec), make_batch().gradient())
+
+
+def spelling_reads_back(spec):
+    defense = defenses.parse(spec)
+    assert defenses.parse(defenses.spell(defense)) == defense
+    assert defenses.build(**defenses.describe(defense)) == defense
+    chain = Chain.of(f"{defenses.spell(defense)}+none")
+    assert Chain.of(str(chain)) == chain
+
+
+def says_what_it_is(spec):
+    defense = defenses.parse(spec)
+    assert defense.name == spec.partition(":")[0]
+    assert defense.acts_at in PLACES
+    assert (type(defense).__doc__ or "").strip()
+    promise = defense.guarantee(EXPOSURE)
+    assert promise.sentence.startswith("Formal guarantee:")
+    assert promise.formal or promise.epsilon is None

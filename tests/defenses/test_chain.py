@@ -1,0 +1,336 @@
+"""Chains: defenses in the order of their places, each with its own streams and memory."""
+
+import pytest
+import torch
+
+from fedveil.defenses.base import Defense, Exposure, Facts, Guarantee, Knowledge
+from fedveil.defenses.chain import Chain, ClientStates
+from fedveil.defenses.clip import Clip
+from fedveil.defenses.gradient_dropout import GradientDropout
+from fedveil.defenses.noise import GaussianNoise, LaplaceNoise
+from fedveil.defenses.none import NoDefense
+from fedveil.errors import FedveilError
+from fedveil.fields import declared
+from fedveil.streams import Streams
+
+from .laws import EXPOSURE, equal, make_batch
+
+
+@declared
+class Shift(Defense):
+    """A toy data defense: shift the inputs and add a little noise."""
+
+    name = "shift"
+    place = "data"
+    by: float = 1.0
+
+    def perturb(self, batch):
+        return batch.with_perturbed(batch.perturbed + self.by + 0.1 * batch.streams.normal_like(batch.perturbed))
+
+    def knowledge(self, observed, facts):
+        plain = super().knowledge(observed, facts)
+        return Knowledge(plain.target, plain.weight, (lambda inputs, noise: inputs + self.by,))
+
+
+@declared
+class Double(Defense):
+    """A toy data defense: double the inputs."""
+
+    name = "double"
+    place = "data"
+
+    def perturb(self, batch):
+        return batch.with_perturbed(batch.perturbed * 2)
+
+    def knowledge(self, observed, facts):
+        plain = super().knowledge(observed, facts)
+        return Knowledge(plain.target, plain.weight, (lambda inputs, noise: inputs * 2,))
+
+
+@declared
+class Owner(Defense):
+    """A toy that owns the whole step: the gradient at negated inputs."""
+
+    name = "owner"
+    place = "data"
+
+    def gradient(self, batch):
+        return batch.share(batch.with_perturbed(-batch.perturbed))
+
+
+@declared
+class OtherOwner(Owner):
+    name = "other-owner"
+
+
+@declared
+class Counter(Defense):
+    """A toy with memory: scales by how often each client was here."""
+
+    name = "counter"
+
+    def protect(self, update, batch):
+        visits = batch.state.get("visits", torch.zeros(batch.count)) + 1
+        batch.state["visits"] = visits
+        return update * visits
+
+
+@declared
+class OnServer(Defense):
+    name = "on-server"
+    place = "server"
+
+    def aggregate(self, updates, weights, streams):
+        return updates * 2.0
+
+
+@declared
+class Picky(Defense):
+    name = "picky"
+    place = "sample"
+
+    def sample(self, labels, size, streams):
+        return torch.arange(size)
+
+
+# ---- building ---------------------------------------------------------------------------------------------
+
+
+def test_order_is_by_place_then_as_given():
+    given = [OnServer(), Clip(at="upload"), GaussianNoise(), Shift(), Picky(), Clip(), Double()]
+    names = [(d.name, d.acts_at) for d in Chain.of(given).defenses]
+    assert names == [
+        ("picky", "sample"),
+        ("shift", "data"),
+        ("double", "data"),
+        ("gaussian-noise", "gradient"),
+        ("clip", "gradient"),
+        ("clip", "upload"),
+        ("on-server", "server"),
+    ]
+
+
+def test_two_owners_of_the_step_are_refused_by_name():
+    with pytest.raises(FedveilError, match="owner and other-owner each own the whole step"):
+        Chain.of([Owner(), Clip(), OtherOwner()])
+
+
+def test_from_whatever_names_one():
+    chain = Chain((Clip(norm=1.0), GaussianNoise(sigma=0.1)))
+    assert Chain.of(chain) is chain
+    assert Chain.of("clip:norm=1+gaussian-noise:sigma=0.1") == chain
+    assert Chain.of("clip:norm=1 + gaussian-noise:sigma=0.1") == chain
+    assert Chain.of([Clip(norm=1.0), GaussianNoise(sigma=0.1)]) == chain
+    assert Chain.of(Clip()).defenses == (Clip(),)
+    assert Chain.of(None) == Chain.of(()) == Chain()
+    assert Chain.of("none").defenses == (NoDefense(),)
+
+
+@pytest.mark.parametrize(
+    "chain",
+    [
+        Chain.of("clip:norm=0.5+gaussian-noise:sigma=0.1"),
+        Chain.of([Clip(norm=1e6), GaussianNoise(sigma=1e20)]),  # spelled with a plus sign of their own
+        Chain.of([Clip(norm=1e-7, order="l1"), LaplaceNoise(scale=2e-6, at="upload")]),
+        Chain.of("none"),
+    ],
+    ids=str,
+)
+def test_spelling_reads_back(chain):
+    assert Chain.of(str(chain)) == chain
+
+
+@pytest.mark.parametrize("spec", ["clip+nosuch", "clip+", "+", "", "clip:norm=1+06"])
+def test_bad_specs_are_refused_in_one_line(spec):
+    with pytest.raises(FedveilError) as caught:
+        Chain.of(spec)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_empty_chain_is_no_defense():
+    batch = make_batch()
+    shared = Chain().step(batch, [])
+    assert equal(shared.update, make_batch().gradient())
+    assert str(Chain()) == "none"
+
+
+def test_messages_that_a_defense_cannot_protect_are_refused_by_name():
+    class OfWeights(Defense):
+        name = "of-weights"
+        of = ("weights", "delta")
+
+    chain = Chain((Clip(), OfWeights()))
+    chain.check_message("weights")
+    with pytest.raises(FedveilError, match=r"of-weights protects weights or delta, .* sends a gradient"):
+        chain.check_message("gradient")
+
+
+# ---- running ----------------------------------------------------------------------------------------------
+
+
+def test_a_data_and_a_gradient_defense_equal_composing_by_hand():
+    chain = Chain.of([GaussianNoise(sigma=0.1), Shift(by=0.5)])
+    shared = chain.step(make_batch(), chain.new_states())
+
+    batch = make_batch()
+    streams = [make_batch().streams.fold("place", place) for place in (0, 1)]
+    inputs = batch.inputs + 0.5 + 0.1 * streams[0].normal_like(batch.inputs)
+    update = batch.gradient(inputs)
+    expected = update.map(lambda g: g + 0.1 * streams[1].normal_like(g))
+    assert equal(shared.update, expected)
+    assert torch.equal(shared.seen, inputs)  # the inputs that the gradient was taken at
+
+
+def test_data_defenses_hand_their_inputs_to_the_next_and_to_the_owner():
+    chain = Chain.of([Double(), Shift(by=1.0), Owner()])
+    batch = make_batch()
+    before = batch.inputs.clone()
+    shared = chain.step(batch, chain.new_states())
+    noise = 0.1 * make_batch().streams.fold("place", 1).normal_like(before)
+    assert torch.equal(shared.seen, -(before * 2 + 1.0 + noise))
+    assert equal(shared.update, make_batch().gradient(shared.seen))
+    assert torch.equal(batch.inputs, before)  # the batch given is left as it was
+
+
+def test_gradient_defenses_get_the_owners_update():
+    chain = Chain.of([Clip(norm=1e-3), Owner()])
+    shared = chain.step(make_batch(), chain.new_states())
+    expected = make_batch().gradient(-make_batch().inputs)
+    assert equal(shared.update, Clip(norm=1e-3).protect(expected, make_batch()))
+
+
+def test_order_matters_and_is_kept():
+    clip_last = Chain.of("gaussian-noise:sigma=1+clip:norm=0.1")
+    clip_first = Chain.of("clip:norm=0.1+gaussian-noise:sigma=1")
+    assert (clip_last.step(make_batch(), [{}, {}]).update.norm() < 0.1001).all()
+    assert (clip_first.step(make_batch(), [{}, {}]).update.norm() > 1).all()
+
+
+def test_upload_defenses_act_at_the_upload_only():
+    chain = Chain.of([Clip(norm=1e-3, at="upload"), GradientDropout(at="upload"), Shift(by=0.0)])
+    states = chain.new_states()
+    batch = make_batch()
+    shared = chain.step(batch, states)
+    assert equal(shared.update, make_batch().gradient(shared.seen))
+    uploaded = chain.upload(shared.update, batch, states)
+    assert not equal(uploaded, shared.update)
+    gradient_only = Chain.of(Clip(norm=1e-3))
+    assert equal(gradient_only.upload(shared.update, batch, [{}]), shared.update)
+
+
+def test_every_place_draws_its_own_noise():
+    chain = Chain.of([GaussianNoise(sigma=1.0), GaussianNoise(sigma=1.0)])
+    zero = make_batch().gradient() * 0.0
+    first, second = (defense.protect(zero, make_batch().at(place, {})) for place, defense in enumerate(chain.defenses))
+    assert not torch.equal(first["0.weight"], second["0.weight"])
+    truth = make_batch().gradient()
+    both = chain.step(make_batch(), chain.new_states()).update - truth
+    torch.testing.assert_close(dict(both), dict(first + second), rtol=1e-4, atol=1e-5)
+
+
+def test_a_place_draws_the_same_whatever_stands_behind_it():
+    alone, longer = Chain.of([GaussianNoise()]), Chain.of([GaussianNoise(), Clip(norm=1e6)])
+    assert equal(alone.step(make_batch(), [{}]).update, longer.step(make_batch(), [{}, {}]).update)
+
+
+def test_sampling_and_aggregation():
+    chain = Chain.of([Picky(), OnServer()])
+    streams = Streams.seeded(0, [0])
+    assert chain.sample(torch.zeros(9), 3, streams).tolist() == [0, 1, 2]
+    assert chain.aggregates
+    update = make_batch().gradient()
+    assert equal(chain.aggregate(update, torch.ones(4), streams), update * 2.0)
+    assert Chain.of("clip").sample(torch.zeros(9), 3, streams) is None
+    assert not Chain.of("clip").aggregates
+
+
+# ---- memory -----------------------------------------------------------------------------------------------
+
+
+def step_of(clients, chain, memory):
+    batch = make_batch(clients=len(clients))
+    truth = batch.gradient()
+    states = memory.gather(clients, chain)
+    update = chain.step(make_batch(clients=len(clients)), states).update
+    memory.scatter(clients, states)
+    return (update.norm() / truth.norm()).round().int().tolist()
+
+
+def test_memory_keeps_clients_apart_in_whatever_groups_they_come():
+    chain, memory = Chain.of([Clip(norm=1e6), Counter()]), ClientStates()
+    assert step_of([3, 1, 7], chain, memory) == [1, 1, 1]
+    assert step_of([1], chain, memory) == [2]
+    assert step_of([7, 1], chain, memory) == [2, 3]
+    assert step_of([1, 3, 7], chain, memory) == [4, 2, 3]
+    assert step_of([5], chain, memory) == [1]  # a newcomer
+
+
+def test_memory_of_different_layouts_is_not_mixed_up():
+    chain, memory = Chain.of([Counter()]), ClientStates()
+    step_of([0, 1], chain, memory)
+    assert memory.layout(0) == memory.layout(1) != memory.layout(2)
+    for mixed in ([2, 0], [0, 2]):  # a newcomer among others: neither may lose its memory in silence
+        with pytest.raises(FedveilError, match="layout"):
+            memory.gather(mixed, chain)
+
+
+def test_places_have_memory_of_their_own():
+    chain = Chain.of([Counter(), Counter()])
+    states = chain.new_states()
+    for _ in range(2):
+        chain.step(make_batch(), states)
+    assert [state["visits"].tolist() for state in states] == [[2.0] * 4] * 2
+    assert states[0] is not states[1]
+
+
+def test_memory_of_a_round_is_forgotten_and_that_of_a_run_kept():
+    class Lasting(Counter):
+        state_scope = "run"
+
+    chain, memory = Chain((Counter(), Lasting())), ClientStates()
+    step_of([0, 1], chain, memory)
+    memory.new_round(chain)
+    states = memory.gather([0, 1], chain)
+    assert states[0] == {}
+    assert states[1]["visits"].tolist() == [1.0, 1.0]
+
+
+# ---- what is promised and known -----------------------------------------------------------------------------
+
+
+def test_guarantees_of_a_chain():
+    class Formal(Defense):
+        def guarantee(self, exposure: Exposure) -> Guarantee:
+            return Guarantee("Formal guarantee: ε = 1.", formal=True, epsilon=1.0)
+
+    assert Chain((Formal(),)).guarantee(EXPOSURE).epsilon == 1.0
+    assert Chain((Clip(), Formal())).guarantee(EXPOSURE).sentence == "Formal guarantee: ε = 1."
+    assert not Chain((Clip(), GaussianNoise())).guarantee(EXPOSURE).formal
+    assert not Chain().guarantee(EXPOSURE).formal
+
+
+def test_knowledge_is_undone_from_the_end():
+    dropout, noise = GradientDropout(keep=0.5, sigma=0.1), GaussianNoise(sigma=0.05)
+    observed = Chain.of([dropout, noise]).step(make_batch(), [{}, {}]).update
+    known = Chain.of([dropout, noise]).knowledge(observed, Facts())
+    last = noise.knowledge(observed, Facts())
+    first = dropout.knowledge(last.target, Facts())
+    assert equal(known.target, first.target)
+    assert equal(known.weight, first.weight.combine(last.weight, torch.mul))
+    assert known.simulate == ()
+
+
+def test_knowledge_of_no_defense_is_what_was_seen():
+    observed = make_batch().gradient()
+    for chain in (Chain(), Chain.of("none"), Chain.of("none+clip")):
+        known = chain.knowledge(observed, Facts())
+        assert equal(known.target, observed)
+        assert all((weight == 1).all() for weight in known.weight.values())
+
+
+def test_simulations_replay_the_data_defenses_in_their_order():
+    known = Chain.of([Double(), GaussianNoise(), Shift(by=3.0)]).knowledge(make_batch().gradient(), Facts())
+    inputs = torch.ones(1)
+    for simulate in known.simulate:
+        inputs = simulate(inputs, torch.zeros(1))
+    assert inputs.item() == 5.0  # 1 · 2 + 3
