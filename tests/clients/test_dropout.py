@@ -115,6 +115,7 @@ def test_share_kept_and_scale(p):
     torch.testing.assert_close(output[kept], inputs[kept] / (1 - p))
 
 
+@pytest.mark.filterwarnings("ignore:dropout2d")
 @pytest.mark.parametrize(
     "kind, shape, axes",
     [

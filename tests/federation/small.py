@@ -1,4 +1,4 @@
-"""Small tasks, defenses and observers for these tests."""
+"""Small tasks, defenses and observers for these tests. The defenses are not registered: other tests list all names."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from fedveil.clients.batch import ClientBatch
 from fedveil.defenses.base import Defense
 from fedveil.federation.observers import Observer
 from fedveil.fields import NonNegative, declared
-from fedveil.registry import defenses
 from fedveil.streams import Streams
 from fedveil.tasks.inputs import Inputs
 from fedveil.tasks.task import Task
@@ -52,11 +51,11 @@ def small_task(
     return Task(model, data, clients=clients, buffers=buffers, seed=seed)  # type: ignore[arg-type]
 
 
-@defenses.register("test-shift")
 @declared
 class Shift(Defense):
     """Moves the inputs by a step that grows over the batches of a round, and remembers it."""
 
+    name = "test-shift"
     place = "data"
     by: NonNegative = 0.5
 
@@ -66,11 +65,11 @@ class Shift(Defense):
         return batch.perturbed + self.by * steps[:, None, None] + 0.1 * batch.streams.normal_like(batch.perturbed)
 
 
-@defenses.register("test-feedback")
 @declared
 class Feedback(Defense):
     """Adds what it held back the last time, over rounds: memory that lasts a run."""
 
+    name = "test-feedback"
     state_scope = "run"
 
     def protect(self, update: Tree, batch: ClientBatch) -> Tree:
@@ -81,11 +80,11 @@ class Feedback(Defense):
         return Tree(sent)
 
 
-@defenses.register("test-central")
 @declared
 class Central(Defense):
     """A trusted server that scales every update, and needs them all at once."""
 
+    name = "test-central"
     place = "server"
     factor: NonNegative = 0.5
 
@@ -94,22 +93,22 @@ class Central(Defense):
         return updates * self.factor
 
 
-@defenses.register("test-first")
 @declared
 class FirstExamples(Defense):
     """Composes every batch from the examples of the lowest labels."""
 
+    name = "test-first"
     place = "sample"
 
     def sample(self, labels: Tensor, size: int, streams: Streams) -> Tensor:
         return labels.argsort(stable=True)[:size]
 
 
-@defenses.register("test-validated")
 @declared
 class Validated(Defense):
     """Moves every input by its client's loss on validation data of its own."""
 
+    name = "test-validated"
     place = "data"
     needs = frozenset({"validation"})
 
@@ -118,10 +117,11 @@ class Validated(Defense):
         return batch.perturbed + batch.validation.loss()[:, None, None]
 
 
-@defenses.register("test-broken")
 @declared
 class Broken(Defense):
     """Shares NaN."""
+
+    name = "test-broken"
 
     def protect(self, update: Tree, batch: ClientBatch) -> Tree:
         return update.map(lambda tensor: tensor * float("nan"))

@@ -146,7 +146,8 @@ class _Memory:
             return (placed[:, None] @ pairs).squeeze(1)
 
         def solved(matrix: Tensor, right: Tensor, upper: bool) -> Tensor:
-            return torch.linalg.solve_triangular(matrix, right[:, :, None], upper=upper).squeeze(2)
+            found: Tensor = torch.linalg.solve_triangular(matrix, right[:, :, None], upper=upper)
+            return found.squeeze(2)
 
         back = solved(triangle, along(self.moves, -gradient), upper=True)
         middle = scale * (-gradient - together(self.changes, back))

@@ -58,10 +58,12 @@ class Chain:
     def check_message(self, kind: Kind) -> None:
         """Refuse a defense that cannot protect what this protocol sends."""
         for defense in self.defenses:
-            if kind not in defense.of:
+            # Before the upload a defense acts on the gradient of a step, whatever is sent in the end.
+            met = kind if defense.acts_at in ("upload", "server") else "gradient"
+            if met not in defense.of:
                 able = " or ".join(defense.of)
                 raise FedveilError(
-                    f"{defense.name} protects {able}, but this protocol sends a {kind}: "
+                    f"{defense.name} protects {able}, but here it would meet a {met}: "
                     + ("use the protocol fedavg" if kind == "gradient" else "use another defense")
                 )
 

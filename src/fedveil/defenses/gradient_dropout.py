@@ -17,6 +17,9 @@ _FITTED = 10_000  # entries of a tensor that its distribution is fitted to: more
 _TINY = 1e-200  # keeps logarithms of variances finite
 
 
+DOUBT = 0.01  # the share of decoys among entries that look certain: bounds their weight
+
+
 @defenses.register("gradient-dropout")
 @declared
 class GradientDropout(Defense):
@@ -57,13 +60,19 @@ class GradientDropout(Defense):
         return Guarantee("Formal guarantee: none; Gradient Dropout is not differentially private.")
 
     def knowledge(self, observed: Tree, facts: Facts) -> Knowledge:
-        """The posterior that an entry was kept, from its likelihood as a decoy and as a gradient.
+        """Entries rescaled by `keep`, trusted by the posterior q that they were kept.
 
         A kept entry comes from its tensor's own distribution, fitted as a mixture of centered Gaussians; a decoy
-        from N(0, sigma²). Entries are matched rescaled by `keep` and weighted by that posterior.
+        from N(0, sigma²). A kept entry is exact and a decoy says nothing, so the error of an entry is proportional
+        to 1 − q, and its weight to the inverse of that: DOUBT/(1 − q + DOUBT). Weighting by q itself lets the many
+        doubtful entries outweigh the sure ones: 2 to 4 dB less on MNIST.
         """
-        weight = observed.map(lambda tensor: self._posterior(tensor.flatten(1)).reshape(tensor.shape))
-        return Knowledge(target=observed * self.keep, weight=weight)
+
+        def trust(tensor: Tensor) -> Tensor:
+            dropped = 1 - self._posterior(tensor.flatten(1)).reshape(tensor.shape)
+            return DOUBT / (dropped + DOUBT)
+
+        return Knowledge(target=observed * self.keep, weight=observed.map(trust))
 
     def _posterior(self, values: Tensor) -> Tensor:
         """P(kept | value) for every entry of one tensor of each client: shape (K, n)."""

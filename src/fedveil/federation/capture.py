@@ -19,7 +19,8 @@ where NAME is the name in the model's `named_parameters()` or `named_buffers()`.
     momentum             of the client's local steps; 0 for a gradient
     batch_sizes          a list: the number of examples of each step
     facts                an object of further public settings. fedveil writes model, loss, shape, classes, mean, std
-                         (of the normalization, or null), defense, weight_decay and buffers; none is required.
+                         (of the normalization, or null), defense, local_epochs, weight_decay and buffers; none is
+                         required.
 
 A second entry of the metadata, `fedveil.order`, may list the names of the tensors in the model's order, which the
 format does not keep.

@@ -73,6 +73,7 @@ class Plan:
             "mean": list(normalization.mean) if normalization else None,
             "std": list(normalization.std) if normalization else None,
             "defense": str(chain),
+            "local_epochs": self.settings.local_epochs,
             "weight_decay": self.settings.weight_decay,
             "buffers": self.task.buffers,
         }
