@@ -19,13 +19,12 @@ from fedveil.auditing.attacking import Scene, problems_by_role, run_roles
 from fedveil.auditing.costs import measure_cost
 from fedveil.auditing.outcome import Outcome
 from fedveil.auditing.provenance import provenance
-from fedveil.auditing.result import AttackRun, Images, Result, Role
-from fedveil.auditing.result import Row as TableRow
+from fedveil.auditing.result import AttackRun, Images, Result, Role, Row
 from fedveil.auditing.scoring import Truths, score_attack, score_given
 from fedveil.auditing.settings import Audit
 from fedveil.auditing.verdict import judge, strongest
 from fedveil.auditing.words import assumptions, defense_card, not_given, not_tried, protocol_words
-from fedveil.clients.engine import Backend, Engine, Row
+from fedveil.clients.engine import Backend, Engine
 from fedveil.defenses.base import Defense, Exposure, Facts
 from fedveil.defenses.chain import Chain
 from fedveil.errors import FedveilError
@@ -93,24 +92,23 @@ def audit(
             defended = federate(task, chain, recorded, folder=_sub(folder, "defended"), resume=resume, **common)
 
     engine = engine_for(task, federation, backend=backend, device=device)
-    attacked = [
-        _attacked(task, chain, federation, settings, number, defended or undefended, engine, seed)
+    probes = [
+        _probe(task, chain, federation, settings, number, defended or undefended, engine, seed)
         for number in settings.rounds
     ]
-    probes = [each.probe for each in attacked]
     truths = _truths(task, probes, settings, normalization, seed)
     images = _images(truths)
-    rows: list[TableRow] = []
+    rows: list[Row] = []
     runs: list[AttackRun] = []
     for each in chosen:
         tell(f"attacking with {each.name}")
         parts = []
-        for at in attacked:
+        for number, found in zip(settings.rounds, probes, strict=True):
             problems = problems_by_role(
-                _scene(task, at, federation, settings, normalization, seed, each),
-                _at_round(chain, federation, at.round),
-                defended=at.probe.defended,
-                undefended=at.probe.undefended,
+                _scene(task, found, number, federation, settings, normalization, seed, each),
+                _at_round(chain, federation, number),
+                defended=found.defended,
+                undefended=found.undefended,
                 attackers=settings.attackers,
             )
             parts.append(run_roles(each, problems, backend=backend, progress=watch.attack))
@@ -246,17 +244,7 @@ def _at_round(chain: Chain, federation: Federation, number: int) -> Chain:
     return Chain(()) if number <= federation.warmup_rounds else chain
 
 
-@dataclass(frozen=True)
-class Attacked:
-    """The updates of one attacked round and the model they were computed at."""
-
-    round: int
-    params: Row
-    buffers: Row
-    probe: Probe
-
-
-def _attacked(
+def _probe(
     task: Task,
     chain: Chain,
     federation: Federation,
@@ -265,7 +253,7 @@ def _attacked(
     run: Run | None,
     engine: Engine,
     seed: int,
-) -> Attacked:
+) -> Probe:
     """What the victims share at the start of a round."""
     params = {name: p.detach() for name, p in task.model.named_parameters() if p.requires_grad}
     buffers: dict[str, Tensor] = {name: b.detach() for name, b in task.model.named_buffers()}
@@ -273,7 +261,7 @@ def _attacked(
         assert run is not None
         capture = next(each.capture for each in run.captured if each.capture.round == number)
         params, buffers = dict(capture.before), dict(capture.buffers_before or buffers)
-    found = probe(
+    return probe(
         task,
         chain,
         federation,
@@ -286,12 +274,12 @@ def _attacked(
         seed=seed,
         engine=engine,
     )
-    return Attacked(number, params, buffers, found)
 
 
 def _scene(
     task: Task,
-    at: Attacked,
+    found: Probe,
+    number: int,
     federation: Federation,
     settings: Audit,
     normalization: Normalization,
@@ -299,7 +287,6 @@ def _scene(
     each: Attack,
 ) -> Scene:
     """What the attacker knows of the updates of a round."""
-    found = at.probe
     victims, size = found.targets.shape
     local = None
     if federation.protocol == "fedavg" and settings.local_steps == "unrolled":
@@ -313,14 +300,14 @@ def _scene(
     return Scene(
         model=task.model,
         loss=task.loss,
-        params=Tree.expand(at.params, victims),
-        buffers=Tree.expand(at.buffers, victims),
+        params=Tree.expand(found.params, victims),
+        buffers=Tree.expand(found.buffers_before, victims),
         shape=task.shape,
         batch_size=size,
         classes=task.classes,
         normalization=normalization,
         facts=Facts(kind=found.kind, batch_size=size, steps=found.steps, lr=found.lr[0]),
-        streams=Streams.seeded(seed, range(victims), "attack", at.round),
+        streams=Streams.seeded(seed, range(victims), "attack", number),
         labels=found.targets if each.choices().labels == "known" else None,
         local=local,
     )
