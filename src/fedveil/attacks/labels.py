@@ -1,11 +1,14 @@
 """Reading labels off an update: what the last layer's gradient says about the classes in the batch.
 
 For cross-entropy, the gradient of the last layer's bias is mean(softmax − one-hot): class c has
-count_c = B·(mean softmax_c − g_c). The attacker does not know the softmax of the victim's inputs and estimates it by
-the model's answer to random inputs; the counts are then rounded so that they sum to B (repeated labels included).
+count_c = B·(mean softmax_c − g_c). The attacker does not know the softmax of the victim's inputs and estimates it in
+two ways: by the model's answer to random inputs, and by its answer to the mean features of the batch, which the ratio
+of the last layer's weight and bias gradients gives. The counts are then rounded so that they sum to B.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +16,8 @@ from torch.func import functional_call
 
 from fedveil.attacks.problem import Problem
 from fedveil.errors import FedveilError
+
+SAMPLES = 64  # random inputs that the model is asked with
 
 
 def last_linear(model: nn.Module, classes: int | None) -> str:
@@ -30,67 +35,82 @@ def last_linear(model: nn.Module, classes: int | None) -> str:
     return names[-1]
 
 
-def class_gradient(problem: Problem, layer: str) -> Tensor:
-    """One number per class with the sign of mean(softmax − one-hot): shape (V, classes).
-
-    The bias gradient is that mean itself; without a bias the row sums of the weight gradient stand in, which have its
-    sign where the features are non-negative (after ReLU or a sigmoid), rescaled by the features' estimated sum.
-    """
-    bias = f"{layer}.bias" if layer else "bias"
-    weight = f"{layer}.weight" if layer else "weight"
-    if bias in problem.target:
-        return problem.target[bias]
-    rows = problem.target[weight].sum(-1)
-    # The positive and negative parts of mean(softmax − one-hot) cancel; a single example's sum to at most 1 each.
-    return rows / rows.clamp_min(0).sum(1, keepdim=True).clamp_min(1e-12)
-
-
 def read_label(problem: Problem) -> Tensor:
     """iDLG: the label of a single example is the class whose score gradient is most negative. Shape (V, 1)."""
     if problem.batch_size != 1:
         raise FedveilError("iDLG reads the label of a single example: use a batch of 1, or labels = 'recovered'")
-    return class_gradient(problem, last_linear(problem.model, problem.classes)).argmin(1, keepdim=True)
+    return _class_gradient(problem)[0].argmin(1, keepdim=True)
 
 
 def recover_labels(problem: Problem) -> Tensor:
     """The labels of a batch with their repeats, sorted within each victim: shape (V, B)."""
-    layer = last_linear(problem.model, problem.classes)
-    gradient = class_gradient(problem, layer)
-    size = problem.batch_size
-    expected = size * (_mean_softmax(problem) - gradient)
+    gradient, softmax = _class_gradient(problem)
+    expected = problem.batch_size * (softmax - gradient)
     # A negative gradient cannot come without an example of that class.
-    counts = torch.where(gradient < 0, expected.clamp_min(1), expected.clamp_min(0))
-    return torch.stack([_whole(row, size) for row in counts])
+    pairs = zip(expected, gradient < 0, strict=True)
+    return torch.stack([_whole(counts, present, problem.batch_size) for counts, present in pairs])
 
 
-def _whole(counts: Tensor, size: int) -> Tensor:
-    """The labels whose counts are nearest to the given ones and sum to the batch size (largest remainders)."""
-    if float(counts.sum()) <= 0:
-        counts = torch.ones_like(counts)
-    if float(counts.sum()) > size:
-        counts = counts * (size / counts.sum())
-    whole = counts.floor()
-    rest = counts - whole
-    while int(whole.sum()) < size:
-        best = int(rest.argmax())
-        whole[best] += 1
-        rest[best] -= 1
-    labels: Tensor = torch.repeat_interleave(torch.arange(len(counts), device=counts.device), whole.long())
+def _class_gradient(problem: Problem) -> tuple[Tensor, Tensor]:
+    """Estimates of mean(softmax − one-hot) and of mean(softmax) for every victim: shapes (V, classes).
+
+    The bias gradient is the first of them itself. Without a bias the row sums of the weight gradient stand in, divided
+    by the features' sum as random inputs have it: right as far as the features' sum is alike for all inputs.
+    """
+    layer = last_linear(problem.model, problem.classes)
+    weight, bias = (f"{layer}.{part}".removeprefix(".") for part in ("weight", "bias"))
+    if weight not in problem.target:
+        raise FedveilError(
+            f"labels cannot be read off: the update does not hold the last layer ({weight}); "
+            "give the labels (--labels known) or let the attack optimize them"
+        )
+    softmax, features = _answers(problem, layer)
+    rows = problem.target[weight]
+    if bias not in problem.target:
+        return rows.sum(-1) / features.sum(1, keepdim=True), softmax
+    gradient = problem.target[bias]
+    # Each row over its bias gradient is a mean of the batch's features; added up by size, the well-known ones count.
+    features = (rows * gradient.sign().unsqueeze(2)).sum(1) / gradient.abs().sum(1, keepdim=True).clamp_min(1e-30)
+    scores = torch.einsum("vcf,vf->vc", problem.params[weight], features)
+    if bias in problem.params:
+        scores = scores + problem.params[bias]
+    return gradient, (softmax + scores.softmax(-1)) / 2
+
+
+def _whole(expected: Tensor, present: Tensor, size: int) -> Tensor:
+    """The labels whose counts are nearest to the expected ones, sum to the batch size and hold the present classes."""
+    expected = torch.nan_to_num(expected.double(), nan=0.0, posinf=size, neginf=0.0).clamp(0, size)
+    counts = torch.maximum(expected.floor(), present.double())
+    while int(counts.sum()) < size:
+        counts[(expected - counts).argmax()] += 1
+    while int(counts.sum()) > size:
+        spare = counts > present if bool((counts > present).any()) else counts > 0
+        counts[(expected - counts).masked_fill(~spare, torch.inf).argmin()] -= 1
+    labels: Tensor = torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts.long())
     return labels
 
 
-def _mean_softmax(problem: Problem, samples: int = 64) -> Tensor:
-    """The model's mean answer to random inputs, for every victim's weights: shape (V, classes)."""
+def _answers(problem: Problem, layer: str) -> tuple[Tensor, Tensor]:
+    """Mean softmax and mean features before the last layer on random inputs: shapes (V, classes) and (V, features)."""
     streams = problem.streams.fold("labels")
-    answers = []
-    for v in range(problem.count):
-        inputs = streams.rows([v]).normal(samples, *problem.shape)[0]
-        if problem.box is not None:
-            inputs = inputs.clamp(*problem.box)
-        state = (problem.params.row(v), problem.buffers.row(v))
-        with torch.no_grad():
-            output: Tensor = functional_call(problem.model, state, (inputs,))
-        answers.append(output.softmax(-1).mean(0))
-        if problem.params.shared and problem.buffers.shared:
-            return answers[0].expand(problem.count, -1)
-    return torch.stack(answers)
+    like = next(iter(problem.target.values()))
+    caught: list[Tensor] = []
+
+    def catch(module: nn.Module, arguments: Any) -> None:
+        caught.append(arguments[0].flatten(0, -2).mean(0))
+
+    softmax = []
+    once = problem.params.shared and problem.buffers.shared  # all victims have one model
+    handle = problem.model.get_submodule(layer).register_forward_pre_hook(catch)
+    try:
+        for v in range(1 if once else problem.count):
+            inputs = streams.rows([v]).normal(SAMPLES, *problem.shape)[0].to(like)
+            if problem.box is not None:
+                inputs = inputs.clamp(*problem.box)
+            buffers = {name: buffer.clone() for name, buffer in problem.buffers.row(v).items()}  # batch norm moves them
+            with torch.no_grad():
+                output: Tensor = functional_call(problem.model, (problem.params.row(v), buffers), (inputs,))
+            softmax.append(output.softmax(-1).mean(0))
+    finally:
+        handle.remove()
+    return torch.stack(softmax).expand(problem.count, -1), torch.stack(caught).expand(problem.count, -1)

@@ -1,0 +1,62 @@
+"""`python -m benchmarks [gradients] [attack] [calibration]`: measure, and write RESULTS.md and results.json."""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from benchmarks import attack, calibration, gradients
+from benchmarks.tables import Table
+
+HERE = Path(__file__).parent
+PARTS: dict[str, Callable[[], list[Table]]] = {
+    "gradients": gradients.measure,
+    "attack": attack.measure,
+    "calibration": calibration.measure,
+}
+
+
+def main(names: list[str]) -> int:
+    unknown = [name for name in names if name not in PARTS]
+    if unknown:
+        print(f"no such benchmark: {', '.join(unknown)}; there are: {', '.join(PARTS)}", file=sys.stderr)
+        return 2
+    stored = HERE / "results.json"
+    results = json.loads(stored.read_text()) if stored.exists() else {}
+    for name in names or list(PARTS):
+        print(f"== {name}", flush=True)
+        tables = PARTS[name]()
+        if not tables:
+            continue
+        results[name] = {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "tables": [table.plain() for table in tables],
+        }
+        for table in tables:
+            print(table.markdown(), flush=True)
+    stored.write_text(json.dumps(results, indent=1) + "\n")
+    (HERE / "RESULTS.md").write_text(page(results))
+    return 0
+
+
+def page(results: dict[str, dict[str, object]]) -> str:
+    lines = [
+        "# Measured",
+        "",
+        "Written by `make bench`. Times of one run on one machine: only the ratios carry over to another.",
+    ]
+    for part in (part for name in PARTS if (part := results.get(name))):
+        lines += ["", f"torch {part['torch']}, Python {part['python']}."]
+        for table in part["tables"]:  # type: ignore[attr-defined]
+            lines += ["", Table.of(table).markdown()]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,31 @@
+"""A table of results, as Markdown and as plain data."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass
+class Table:
+    title: str
+    head: list[str]
+    note: str = ""
+    rows: list[list[str]] = field(default_factory=list)
+
+    def add(self, *cells: object) -> None:
+        self.rows.append([f"{cell:.3g}" if isinstance(cell, float) else str(cell) for cell in cells])
+
+    def plain(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def of(cls, plain: dict[str, Any]) -> Table:
+        return cls(**plain)
+
+    def markdown(self) -> str:
+        lines = [f"## {self.title}", ""]
+        if self.note:
+            lines += [self.note, ""]
+        lines += ["| " + " | ".join(self.head) + " |", "|" + "---|" * len(self.head)]
+        return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in self.rows])

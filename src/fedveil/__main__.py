@@ -1,0 +1,5 @@
+"""`python -m fedveil` is the command line."""
+
+from fedveil.cli import main
+
+main()

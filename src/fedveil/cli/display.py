@@ -1,0 +1,99 @@
+"""What a run shows: stages and progress on standard error, results on standard output."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+if TYPE_CHECKING:
+    from fedveil.federation.observers import Observer
+
+
+class Stopped(Exception):
+    """Ctrl-C, with what to type to go on."""
+
+
+class Display:
+    """The progress of one run. A quiet one shows nothing."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self.console = Console(stderr=True, quiet=quiet, highlight=False)
+        self._bar: Progress | None = None
+        self._id: TaskID | None = None
+
+    def stage(self, line: str) -> None:
+        """Name the stage that starts."""
+        self._close()
+        self.console.print(f"{line} …", soft_wrap=True, markup=False)
+
+    def observers(self) -> tuple[Observer, ...]:
+        """Who watches the training."""
+        from fedveil.federation.progress import ProgressBar
+
+        return () if self.console.quiet else (ProgressBar(console=self.console),)
+
+    def attack(self, done: int, total: int) -> None:
+        """Steps of an attack, as the engine counts them."""
+        if not self.console.is_terminal or self.console.quiet:
+            return
+        if self._bar is None or done == 1:
+            self._close()
+            columns = (TextColumn("attacking"), BarColumn(), TextColumn("{task.percentage:.0f} %"))
+            self._bar = Progress(*columns, TimeRemainingColumn(), console=self.console, transient=True)
+            self._id = self._bar.add_task("attacking", total=total)
+            self._bar.start()
+        assert self._id is not None
+        self._bar.update(self._id, completed=done)
+        if done == total:
+            self._close()
+
+    def _close(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    @contextmanager
+    def running(self, go_on: str = "") -> Iterator[None]:
+        """While the work goes on: Ctrl-C becomes a line that says how to go on."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            raise Stopped(f"stopped; go on with: {go_on}" if go_on else "stopped") from None
+        finally:
+            self._close()
+
+
+class _OneLine(logging.Handler):
+    """Each record as one line on standard error, wherever that points by then."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(f"fedveil: {record.levelname.lower()}: {one_line(record.getMessage())}", file=sys.stderr)
+
+
+def one_line(text: str) -> str:
+    """The text without line breaks."""
+    return " ".join(text.split())
+
+
+def debugging() -> bool:
+    """Whether the user wants to see the inside."""
+    return os.environ.get("FEDVEIL_DEBUG", "") not in ("", "0")
+
+
+def set_up_logging() -> None:
+    """fedveil's warnings as lines; warnings of the libraries below only when debugging."""
+    logger = logging.getLogger("fedveil")
+    logger.setLevel(logging.INFO if debugging() else logging.WARNING)
+    if not any(isinstance(handler, _OneLine) for handler in logger.handlers):
+        logger.addHandler(_OneLine())
+        logger.propagate = False
+    if not debugging():
+        warnings.filterwarnings("ignore")

@@ -1,0 +1,229 @@
+"""The options of `audit` and `train`: one table, in which every option is also a key of the configuration file."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from fedveil.fields import parse_value
+
+Command = Literal["audit", "train"]
+Kind = Literal["text", "number", "numbers", "steps", "specs", "switch"]
+
+TASK, DEFENSE, FEDERATION, AUDIT, RUN = "Data and model", "Defense", "Federation", "Attack", "Run and output"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One option. The classes that the keys belong to hold the defaults and check the values."""
+
+    key: str  # in the configuration file: "federation.lr" is `lr` in the section [federation]
+    flag: str
+    kind: Kind
+    help: str
+    panel: str
+    default: str = ""  # as the help shows it; a test compares it with the class
+    command: Command | None = None  # None: of both
+
+    @property
+    def name(self) -> str:
+        """As a Python identifier."""
+        return self.key.replace(".", "_")
+
+    def read(self, given: Any) -> Any:
+        """What was typed, as the configuration file would have it. Bad values are left for the class to refuse."""
+        if self.kind == "number":
+            return parse_value(given)
+        if self.kind == "numbers":
+            return [parse_value(part) for part in given.split(",") if part.strip()]
+        if self.kind == "steps":  # 51:0.001,81:0.0001
+            return [[parse_value(each.strip()) for each in part.split(":")] for part in given.split(",")]
+        return given
+
+
+SETTINGS = (
+    Setting("task.data", "--data", "text", "Data set: see `fedveil list datasets`.", TASK, "digits"),
+    Setting("task.model", "--model", "text", "Model, with fields if wanted: resnet18:norm=group.", TASK, "lenet"),
+    Setting("task.clients", "--clients", "number", "Clients that share the training data.", TASK, "4"),
+    Setting("task.split", "--split", "text", "The data set's own parts, or shares: 70/15/15.", TASK, "own"),
+    Setting("task.partition", "--partition", "text", "How clients share the training data.", TASK, "iid"),
+    Setting("task.limit", "--limit", "number", "Use only the first so many training examples.", TASK, "all"),
+    Setting("task.buffers", "--buffers", "text", "Running statistics: shared, local or recalibrated.", TASK, "shared"),
+    Setting(
+        "task.data_root", "--data-root", "text", "Folder of the data files.", TASK, "FEDVEIL_DATA or ~/.cache/fedveil"
+    ),
+    Setting(
+        "defense",
+        "--defense",
+        "specs",
+        "name:field=value,... Chains: join with + or repeat. See `fedveil list defenses`.",
+        DEFENSE,
+        "none",
+    ),
+    Setting("federation.protocol", "--protocol", "text", "fedsgd or fedavg.", FEDERATION, "fedsgd"),
+    Setting("federation.rounds", "--rounds", "number", "Rounds of training; for an audit 0: none.", FEDERATION, "10"),
+    Setting("federation.batch_size", "--batch-size", "number", "Examples per step of a client.", FEDERATION, "8"),
+    Setting("federation.lr", "--lr", "number", "Learning rate.", FEDERATION, "0.1"),
+    Setting("federation.lr_steps", "--lr-steps", "steps", "From a round on, another rate: 51:0.001.", FEDERATION),
+    Setting(
+        "federation.sampling_rate", "--sampling-rate", "number", "Share of the clients in a round.", FEDERATION, "1.0"
+    ),
+    Setting(
+        "federation.weighting", "--weighting", "text", "Clients count alike (uniform) or by size.", FEDERATION, "uniform"
+    ),
+    Setting("federation.momentum", "--momentum", "number", "Momentum.", FEDERATION, "0.0"),
+    Setting("federation.weight_decay", "--weight-decay", "number", "Weight decay.", FEDERATION, "0.0"),
+    Setting("federation.local_epochs", "--local-epochs", "number", "FedAvg: epochs of a round.", FEDERATION, "1"),
+    Setting("federation.upload", "--upload", "text", "FedAvg: weights or delta.", FEDERATION, "weights"),
+    Setting(
+        "federation.warmup_rounds",
+        "--warmup-rounds",
+        "number",
+        "First rounds, without the defense.",
+        FEDERATION,
+        "0",
+    ),
+    Setting(
+        "federation.patience",
+        "--patience",
+        "number",
+        "Stop after so many rounds without better validation accuracy.",
+        FEDERATION,
+        "never",
+    ),
+    Setting(
+        "federation.record_rounds",
+        "--record-rounds",
+        "numbers",
+        "Rounds whose updates are captured: 1,5.",
+        FEDERATION,
+        command="train",
+    ),
+    Setting(
+        "federation.record_clients",
+        "--record-clients",
+        "number",
+        "Capture only the first so many clients.",
+        FEDERATION,
+        "all",
+        command="train",
+    ),
+    Setting(
+        "attack",
+        "--attack",
+        "specs",
+        "name:field=value,... Repeat for several. See `fedveil list attacks`.",
+        AUDIT,
+        "inverting-gradients",
+        "audit",
+    ),
+    Setting("audit.victims", "--victims", "number", "Attacked updates per attacked round.", AUDIT, "16", "audit"),
+    Setting(
+        "audit.batch_size", "--attack-batch-size", "number", "Examples behind an attacked update.", AUDIT, "1", "audit"
+    ),
+    Setting(
+        "audit.source", "--source", "text", "Whose examples: clients, or test in their order.", AUDIT, "clients", "audit"
+    ),
+    Setting("audit.rounds", "--attack-rounds", "numbers", "At whose start to attack: 1,5.", AUDIT, "1", "audit"),
+    Setting(
+        "audit.local_steps",
+        "--local-steps",
+        "text",
+        "FedAvg updates are attacked unrolled, or as a pseudo-gradient.",
+        AUDIT,
+        "unrolled",
+        "audit",
+    ),
+    Setting("audit.attackers", "--attackers", "text", "both, naive or adaptive.", AUDIT, "both", "audit"),
+    Setting(
+        "audit.candidates",
+        "--candidates",
+        "number",
+        "Images among which the original is to be recognized.",
+        AUDIT,
+        "100",
+        "audit",
+    ),
+    Setting(
+        "audit.exposed_above",
+        "--exposed-above",
+        "number",
+        "Share of recognized images above which updates count as exposed.",
+        AUDIT,
+        "0.5",
+        "audit",
+    ),
+    Setting(
+        "audit.smallest_gain",
+        "--smallest-gain",
+        "number",
+        "By how much an attack must beat the floor to count.",
+        AUDIT,
+        "0.0",
+        "audit",
+    ),
+    Setting("seed", "--seed", "number", "Of everything random.", RUN, "0"),
+    Setting("device", "--device", "text", "Where to compute: cpu, cuda, mps.", RUN, "cpu"),
+    Setting("backend", "--backend", "text", "auto, loop, stacked or compiled.", RUN, "auto"),
+    Setting("out", "--out", "text", "Output folder.", RUN, "fedveil-out/DATA-MODEL-DEFENSE-NUMBER"),
+    Setting("overwrite", "--overwrite", "switch", "Replace an earlier run in the output folder.", RUN),
+    Setting("json", "--json", "switch", "Print a summary as JSON, and nothing else, on standard output.", RUN),
+    Setting("quiet", "--quiet", "switch", "Do not show progress.", RUN),
+)
+_METAVARS = {"text": "TEXT", "number": "NUMBER", "numbers": "N,N", "steps": "ROUND:RATE", "specs": "SPEC"}
+
+
+@dataclass(frozen=True)
+class Given:
+    """What was given on the command line."""
+
+    values: dict[str, Any]  # by key, as the configuration file would have them
+    config: Path | None
+    resume: bool
+
+
+def with_settings(command: Command) -> Callable[[Callable[[Given], None]], Callable[..., None]]:
+    """Give a command that takes a `Given` the options of the table."""
+    chosen = [setting for setting in SETTINGS if setting.command in (None, command)]
+
+    def decorate(function: Callable[[Given], None]) -> Callable[..., None]:
+        def typed(*, config: Path | None = None, resume: bool = False, **options: Any) -> None:
+            given = {s.key: s.read(options[s.name]) for s in chosen if options[s.name] not in (None, [])}
+            function(Given(given, config, resume))
+
+        file = typer.Option("--config", metavar="FILE", help="TOML file; options win over it.", rich_help_panel=RUN)
+        again = typer.Option("--resume", help="Go on with a stopped run.", rich_help_panel=RUN, show_default=False)
+        parameters = [_parameter(setting) for setting in chosen]
+        parameters.append(_keyword("config", None, Annotated[Path | None, file]))
+        parameters.append(_keyword("resume", False, Annotated[bool, again]))
+        typed.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        typed.__annotations__ = {}
+        typed.__name__, typed.__doc__ = command, function.__doc__
+        return typed
+
+    return decorate
+
+
+def _parameter(setting: Setting) -> inspect.Parameter:
+    shown: bool | str = setting.default or False
+    option = typer.Option(
+        setting.flag,
+        help=setting.help,
+        show_default=shown,
+        metavar=_METAVARS.get(setting.kind),
+        rich_help_panel=setting.panel,
+    )
+    if setting.kind == "switch":
+        return _keyword(setting.name, None, Annotated[bool | None, option])
+    if setting.kind == "specs":
+        return _keyword(setting.name, None, Annotated[list[str] | None, option])
+    return _keyword(setting.name, None, Annotated[str | None, option])
+
+
+def _keyword(name: str, default: Any, annotation: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)

@@ -1,0 +1,106 @@
+"""Costs against plain NumPy, and what weights, scale and zeros do to them."""
+
+import numpy as np
+import pytest
+import torch
+
+from fedveil.attacks.costs import COSTS, cosine, l1_l2, l2, layer_cosine
+
+SHAPES = {"a": (4, 3), "b": (5,), "c": (2, 2, 3)}
+NAMES = list(COSTS)
+
+
+def trees(seed=0):
+    """An update, a target and weights in [0, 1]."""
+    draw = np.random.default_rng(seed)
+    update, target = ({n: draw.normal(size=s) for n, s in SHAPES.items()} for _ in range(2))
+    return update, target, {n: draw.uniform(size=s) for n, s in SHAPES.items()}
+
+
+def tensors(*parts):
+    return [{n: torch.tensor(v) for n, v in part.items()} for part in parts]
+
+
+def flat(part):
+    return np.concatenate([v.ravel() for v in part.values()])
+
+
+def numpy_cosine(u, t, w):
+    return 1 - (w * u * t).sum() / np.sqrt((w * u * u).sum() * (w * t * t).sum())
+
+
+def numpy_cost(name, update, target, weight):
+    u, t, w = flat(update), flat(target), flat(weight)
+    if name == "cosine":
+        return numpy_cosine(u, t, w)
+    if name == "layer-cosine":
+        return np.mean([numpy_cosine(update[n].ravel(), target[n].ravel(), weight[n].ravel()) for n in update])
+    squares = (w * (u - t) ** 2).sum()
+    return squares if name == "l2" else squares + 0.01 * (w * np.abs(u - t)).sum()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_equals_numpy(name):
+    update, target, weight = trees()
+    found = COSTS[name](*tensors(update, target, weight))
+    assert found.shape == ()
+    np.testing.assert_allclose(found.item(), numpy_cost(name, update, target, weight), rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_weights_of_one_are_no_weights(name):
+    update, target, _ = trees(1)
+    u, t = flat(update), flat(target)
+    ones = {n: np.ones(s) for n, s in SHAPES.items()}
+    plain = {
+        "l2": ((u - t) ** 2).sum(),
+        "l1-l2": ((u - t) ** 2).sum() + 0.01 * np.abs(u - t).sum(),
+        "cosine": 1 - u @ t / np.linalg.norm(u) / np.linalg.norm(t),
+    }
+    expected = plain.get(name, numpy_cost(name, update, target, ones))
+    np.testing.assert_allclose(COSTS[name](*tensors(update, target, ones)).item(), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_weight_zero_leaves_a_layer_out(name):
+    update, target, weight = trees(2)
+    weight["b"] = np.zeros(SHAPES["b"])
+    without = [{n: v for n, v in part.items() if n != "b"} for part in (update, target, weight)]
+    full, part = COSTS[name](*tensors(update, target, weight)), COSTS[name](*tensors(*without))
+    torch.testing.assert_close(full, part)
+    target["b"] = 1e3 * target["b"]
+    torch.testing.assert_close(COSTS[name](*tensors(update, target, weight)), part)
+
+
+@pytest.mark.parametrize("cost", [cosine, layer_cosine])
+@pytest.mark.parametrize("scale", [1e-9, 1e-4, 1e6])
+def test_cosines_are_blind_to_scale_also_of_tiny_gradients_in_single_precision(cost, scale):
+    update, target, weight = tensors(*trees(3))
+    single = [{n: v.float() for n, v in part.items()} for part in (update, target, weight)]
+    expected = cost(*single)
+    scaled = [{n: scale * v for n, v in part.items()} for part in single[:2]]
+    torch.testing.assert_close(cost(scaled[0], single[1], single[2]), expected)
+    torch.testing.assert_close(cost(single[0], scaled[1], single[2]), expected)
+    torch.testing.assert_close(cost(scaled[0], scaled[1], single[2]), expected)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("zero", ["update", "target", "weight", "all"])
+def test_zeros_give_a_finite_value_and_slope(name, zero):
+    parts = dict(zip(("update", "target", "weight"), tensors(*trees(4)), strict=True))
+    for which, part in parts.items():
+        if zero in (which, "all"):
+            parts[which] = {n: torch.zeros(SHAPES[n]) for n in part}
+        parts[which] = {n: v.float() for n, v in parts[which].items()}
+    live = {n: v.requires_grad_() for n, v in parts["update"].items()}
+    value = COSTS[name](live, parts["target"], parts["weight"])
+    slopes = torch.autograd.grad(value, list(live.values()))
+    assert torch.isfinite(value)
+    assert all(torch.isfinite(slope).all() for slope in slopes)
+
+
+@pytest.mark.parametrize("cost", [l2, cosine, layer_cosine, l1_l2])
+def test_a_perfect_match_costs_nothing_and_nothing_costs_less(cost):
+    update, target, weight = tensors(*trees(5))
+    assert cost(target, target, weight).item() == pytest.approx(0, abs=1e-12)
+    assert cost(update, target, weight).item() > 0.1
