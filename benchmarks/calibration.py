@@ -56,8 +56,6 @@ def add(table: Table, defense: str, role: str, found: Outcome) -> None:
     cells = []
     for metric, factor, digits in (("psnr", 1, 1), ("ssim", 1, 3), ("identified", 100, 0)):
         value = found.leakage[role, metric]
-        unit = " %" if metric == "identified" else ""
-        cells.append(
-            f"{factor * value.mean:.{digits}f}{unit} [{factor * value.low:.{digits}f}, {factor * value.high:.{digits}f}]"
-        )
+        mean, low, high = (f"{factor * number:.{digits}f}" for number in (value.mean, value.low, value.high))
+        cells.append(f"{mean}{' %' if metric == 'identified' else ''} [{low}, {high}]")
     table.add(defense, role, *cells)

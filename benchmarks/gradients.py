@@ -30,7 +30,7 @@ def measure() -> list[Table]:
     table = Table(
         "Client gradients, one thread, warm",
         ["model", "clients × batch", "plain loop (ms)", "loop", "stacked", "compiled"],
-        "The three backends as multiples of the plain loop's speed (higher is faster). Weights are shared, as in FedSGD.",
+        "The three backends as multiples of the plain loop's speed (higher is faster). FedSGD: one set of weights.",
     )
     for name, clients, size in SETTINGS:
         model = models.build(name).build((1, 28, 28), 10)

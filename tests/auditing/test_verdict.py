@@ -60,7 +60,7 @@ def test_status(numbers: tuple[float, ...], status: str) -> None:
 def test_the_threshold_is_a_setting_and_is_printed() -> None:
     rows = table(1.0, 0.1, 0.4)
     assert verdict(rows, exposed_above=0.2).status == "exposed"
-    assert "20%" in verdict(rows, exposed_above=0.2).why
+    assert "20 %" in verdict(rows, exposed_above=0.2).why
 
 
 def test_sentences_tell_both_attackers_the_floor_and_the_ceiling() -> None:

@@ -54,6 +54,9 @@ class Owner(Defense):
     name = "owner"
     place = "data"
 
+    def perturb(self, batch):
+        raise AssertionError("the owner of a step perturbs within it")
+
     def gradient(self, batch):
         return batch.share(batch.with_perturbed(-batch.perturbed))
 

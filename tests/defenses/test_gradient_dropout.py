@@ -165,6 +165,14 @@ def test_posterior_is_calibrated_on_heavy_tailed_gradients(keep, ratio):
     assert average_gap(posterior, kept) < 0.015
 
 
+@pytest.mark.parametrize("keep", [0.3, 0.8])
+def test_posterior_is_calibrated_with_decoys_of_the_tensors_own_spread(keep):
+    normal = Tree({"g": 3.0 * torch.randn(2, 20_000, generator=torch.Generator().manual_seed(0))})
+    _, kept, posterior = judged(GradientDropout(keep=keep, match_spread=True), normal)
+    assert worst_bin(posterior, kept) < 0.04
+    assert average_gap(posterior, kept) < 0.015
+
+
 @pytest.mark.parametrize("keep, sigma", [(0.8, 5e-3), (0.6, 5e-2)])
 @pytest.mark.parametrize("batch_size", [1, 16])
 def test_posterior_is_calibrated_on_the_gradients_of_a_network(keep, sigma, batch_size):

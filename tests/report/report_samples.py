@@ -207,6 +207,10 @@ def full(attacks: tuple[str, ...] = ("inverting-gradients",), count: int = 32) -
                 victims=count,
                 batch_size=1,
                 label_recovery=share([1.0] * (count - 1) + [0.0]),
+                ssim_at={
+                    "ceiling": {mark: share([1.0] * count) for mark in ("1/3", "2/3", "all")},
+                    "adaptive": {"1/3": share([0.0] * count), "all": share([1.0] * count)},
+                },
                 traces=[
                     trace(attack, "ceiling", 0.002),
                     trace(attack, "naive", 0.11),

@@ -59,17 +59,12 @@ def attack_captures(
     captures: of one model and one kind of message, with equal batch sizes.
     labels: (captures, examples) where the attacker is told; else the attack must find them.
     """
-    if not captures:
-        raise FedveilError("there is no captured update to attack")
     setting = setting or CaptureSetting()
+    model = check_captures(captures, setting)
     first = captures[0]
     facts = first.facts
-    _check_alike(captures)
-    model = setting.model if setting.model is not None else _model(facts)
-    for capture in captures:
-        capture.check(model)
-    shape = setting.shape or _fact(facts, "shape", tuple, "the shape of an input (--shape 1,28,28)")
-    examples = sum(first.batch_sizes[: _steps_per_epoch(first, facts)])
+    shape = _shape(first, setting)
+    examples = examples_of(first)
     local = None
     if first.kind != "gradient" and setting.unroll and first.steps > 1:
         local = LocalSteps(
@@ -79,8 +74,7 @@ def attack_captures(
             momentum=first.momentum,
             weight_decay=float(facts.get("weight_decay") or 0.0),
         )
-    chain = Chain.of(setting.defense if setting.defense is not None else facts.get("defense"))
-    named = Chain(tuple(defense for defense in chain.defenses if defense.name != "none"))
+    named = _chain(first, setting)
     scene = Scene(
         model=model,
         loss=setting.loss,
@@ -89,7 +83,7 @@ def attack_captures(
         shape=shape,
         batch_size=examples,
         classes=setting.classes or facts.get("classes"),
-        normalization=setting.normalization or _normalization(facts, shape),
+        normalization=pixel_map(first, setting),
         facts=Facts(kind=first.kind, batch_size=examples, steps=first.steps, lr=first.lr[0]),
         streams=Streams.seeded(seed, range(len(captures)), "attack"),
         labels=labels,
@@ -98,6 +92,43 @@ def attack_captures(
     observed = Tree.stack([pseudo_gradient(capture) for capture in captures])
     problems = problems_by_role(scene, named, defended=observed, undefended=None if named.defenses else observed)
     return run_roles(attack, problems, backend=backend, progress=progress)
+
+
+def check_captures(captures: Sequence[Capture], setting: CaptureSetting) -> nn.Module:
+    """Refuse what cannot be attacked together or does not fit the model, before long work; returns the model."""
+    if not captures:
+        raise FedveilError("there is no captured update to attack")
+    _check_alike(captures)
+    model = setting.model if setting.model is not None else _model(captures[0].facts)
+    for capture in captures:
+        capture.check(model)
+    pixel_map(captures[0], setting)
+    _chain(captures[0], setting).check_message(captures[0].kind)
+    return model
+
+
+def examples_of(capture: Capture) -> int:
+    """How many examples are behind an update; local epochs see the same ones again."""
+    return sum(capture.batch_sizes[: _steps_per_epoch(capture, capture.facts)])
+
+
+def pixel_map(capture: Capture, setting: CaptureSetting) -> Normalization:
+    """The normalization that the attacker supposes; where none is stated, inputs are pixels between 0 and 1."""
+    return setting.normalization or _normalization(capture.facts, _shape(capture, setting))
+
+
+def _shape(capture: Capture, setting: CaptureSetting) -> tuple[int, ...]:
+    found = setting.shape or _fact(capture.facts, "shape", tuple, "the shape of an input (--shape 1,28,28)")
+    return tuple(int(length) for length in found)
+
+
+def _chain(capture: Capture, setting: CaptureSetting) -> Chain:
+    """The defense that the attacker supposes, or what the capture says of it."""
+    given = setting.defense if setting.defense is not None else capture.facts.get("defense")
+    if not isinstance(given, Chain | str | None):
+        raise FedveilError(f"the capture's defense is not usable: {given!r}; give it (--defense)")
+    chain = Chain.of(given)
+    return Chain(tuple(defense for defense in chain.defenses if defense.name != "none"))
 
 
 def _check_alike(captures: Sequence[Capture]) -> None:
@@ -151,5 +182,4 @@ def _normalization(facts: dict[str, Any], shape: tuple[int, ...]) -> Normalizati
 
 def truth_labels(targets: Sequence[Tensor], captures: Sequence[Capture]) -> Tensor:
     """The labels of every capture's examples as the attack takes them: (captures, examples)."""
-    sizes = [sum(capture.batch_sizes[: _steps_per_epoch(capture, capture.facts)]) for capture in captures]
-    return torch.stack([labels[:size] for labels, size in zip(targets, sizes, strict=True)])
+    return torch.stack([labels[: examples_of(each)] for labels, each in zip(targets, captures, strict=True)])

@@ -52,6 +52,7 @@ class Verdict(Document):
     status: Status
     sentences: list[str]  # leakage, cost, formal guarantee
     why: str  # how the status follows from the numbers and the printed thresholds
+    floor: Role = "noise-floor"  # the better of the two floors: the one that the status was judged against
 
 
 class RoundUtility(Document):

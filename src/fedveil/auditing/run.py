@@ -190,7 +190,17 @@ def check(
     chain.check_message(federation.message)
     if not chosen:
         raise FedveilError("an audit needs an attack: see `fedveil list attacks`")
-    last = max(settings.rounds)
+    if not settings.rounds or len(set(settings.rounds)) < len(settings.rounds):
+        raise FedveilError(
+            f"the attacked rounds must be named, each once (got {list(settings.rounds)}): 1, for example"
+        )
+    if settings.candidates < 2:
+        raise FedveilError("an image cannot be told from others with 1 candidate: use at least 2 (candidates)")
+    early, last = min(settings.rounds), max(settings.rounds)
+    if chain.defenses and early <= federation.warmup_rounds:
+        raise FedveilError(
+            f"round {early} is a warm-up round, without the defense: attack rounds after {federation.warmup_rounds}"
+        )
     if last > 1 and not train:
         raise FedveilError(f"round {last} cannot be attacked without training: attack round 1, or train")
     if train and last > federation.rounds:
@@ -202,12 +212,31 @@ def check(
             raise FedveilError(f"{each.name} optimizes labels, but the model's output is not one score per class")
     if len(task.shape) != 3 or task.perturb is not None:
         raise FedveilError(f"an audit scores images of shape (channels, height, width); these inputs are {task.shape}")
+    if settings.source == "clients":
+        _check_victims(task, settings)
+    if settings.source == "test" and any(each.acts_at == "sample" for each in chain.defenses):
+        raise FedveilError(f"{chain} composes batches from a client's own data: attack with source 'clients'")
     if settings.source == "test" and settings.victims * settings.batch_size >= len(task.test):
         raise FedveilError(
             f"{settings.victims} victims with {settings.batch_size} examples leave no test examples to tell them from: "
             f"there are {len(task.test)}"
         )
     return task.normalization or _identity(task)
+
+
+def _check_victims(task: Task, settings: Audit) -> None:
+    """Victims are dealt out over the clients in turn: each must have enough examples of its own."""
+    for client, places in enumerate(task.clients):
+        batches = len(range(client, settings.victims, len(task.clients)))
+        if batches * settings.batch_size > len(places):
+            enough = min(len(each) // settings.batch_size for each in task.clients) * len(task.clients)
+            raise FedveilError(
+                f"client {client} has {len(places)} examples, too few for {batches} attacked batches of "
+                f"{settings.batch_size}: use at most {enough} victims, or smaller batches"
+                if enough
+                else f"client {client} has {len(places)} examples, too few for one attacked batch of "
+                f"{settings.batch_size}: use smaller batches"
+            )
 
 
 def _identity(task: Task) -> Normalization:

@@ -101,7 +101,8 @@ def score_given(role: Role, inputs: Tensor, truths: Truths, images: Images) -> R
 
 
 def make_row(attack: str, role: Role, values: Mapping[str, Tensor], groups: list[int]) -> Row:
-    """A row from one value per image and metric."""
+    """A row from one value per image and metric. That nothing diverged goes without saying."""
+    values = {name: value for name, value in values.items() if name != "diverged" or bool(value.any())}
     metrics = {
         name: estimate(bootstrap(value.numpy(), groups=groups, share=METRICS[name].share))
         for name, value in values.items()
@@ -151,7 +152,8 @@ def _label_recovery(labels: Tensor, truths: Truths) -> Estimate:
 
 
 def _trace(attack: str, role: Role, outcome: Reconstruction) -> Trace:
-    costs = outcome.costs.double().numpy()
+    # Rounding can take a cost of zero below it, where a logarithmic axis cannot follow.
+    costs = outcome.costs.double().clamp_min(1e-8).numpy()
     low, median, high = np.nanquantile(np.where(np.isfinite(costs), costs, np.nan), [0.25, 0.5, 0.75], axis=0)
     return Trace(
         attack=attack,

@@ -26,9 +26,8 @@ def judge(
         raise ValueError("a verdict needs at least the undefended row")
     floor = _better_floor(rows, lead.attack)
     status, why = _status(lead, ceiling, floor, groups, exposed_above, gain)
-    return Verdict(
-        status=status, sentences=[_leakage(rows, lead, ceiling, floor, among), _cost(cost), guarantee], why=why
-    )
+    sentences = [_leakage(rows, lead, ceiling, floor, among), _cost(cost), guarantee]
+    return Verdict(status=status, sentences=sentences, why=why, floor=floor.role)
 
 
 def _status(
@@ -44,7 +43,8 @@ def _status(
     lowest = lead.metrics["identified"].low
     if lowest > exposed_above:
         return "exposed", (
-            f"Even the lower end of the interval, {lowest:.0%}, is above the threshold of {exposed_above:.0%}."
+            f"Even the lower end of the interval, {_percent(lowest)}, is above the threshold of "
+            f"{_percent(exposed_above)}."
         )
     above = _gain(lead, floor, groups)
     if above.low <= gain:
@@ -54,7 +54,7 @@ def _status(
         )
     return "partly exposed", (
         f"The strongest of these attackers beats the {name} (difference {_points(above)}), but the lower end of its "
-        f"interval, {lowest:.0%}, is not above the threshold of {exposed_above:.0%}."
+        f"interval, {_percent(lowest)}, is not above the threshold of {_percent(exposed_above)}."
     )
 
 
@@ -62,7 +62,7 @@ _FLOOR_WORDS = {"noise-floor": "floor of noise in place of the update", "mean-fl
 
 
 def _leakage(rows: list[Row], lead: Row, ceiling: Row, floor: Row, among: int) -> str:
-    chance = f"chance {1 / among:.0%}, {_FLOOR_WORDS[floor.role]} {floor.metrics['identified'].mean:.0%}"
+    chance = f"chance {_percent(1 / among)}, {_FLOOR_WORDS[floor.role]} {_percent(floor.metrics['identified'].mean)}"
     undefended = _share(ceiling.metrics["identified"])
     knows, does_not = _row(rows, "adaptive", lead.attack), _row(rows, "naive", lead.attack)
     if knows is None and does_not is None:
@@ -84,7 +84,7 @@ def _cost(cost: Cost) -> str:
         return "Cost: not measured, as no model was trained."
     rounds = f"after {cost.rounds} round{'s' if cost.rounds > 1 else ''}"
     if cost.defended is None or cost.difference is None:
-        return f"Test {cost.metric} without a defense {rounds}: {cost.undefended.mean:.1%}."
+        return f"Test {cost.metric} without a defense {rounds}: {100 * cost.undefended.mean:.1f} %."
     change = cost.difference
     slower = f"; a round takes {cost.slowdown:.2f} times as long" if cost.slowdown else ""
     return (
@@ -109,6 +109,10 @@ def _better_floor(rows: list[Row], attack: str) -> Row:
 
 def _row(rows: list[Row], role: Role, attack: str) -> Row | None:
     return next((row for row in rows if row.role == role and row.attack == attack), None)
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
 
 
 def _share(estimate: Estimate) -> str:

@@ -139,7 +139,7 @@ class Config(BaseModel):
     def kept(self) -> dict[str, Any]:
         """All that decides what comes out, as plain data in the layout of the file."""
         federation = field_values(self.federation) | ({} if self.trains else {"rounds": 0})
-        kept = {
+        kept: dict[str, Any] = {
             "command": self.command,
             "seed": self.seed,
             "device": self.device,
@@ -228,8 +228,8 @@ def _merged(data: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
 def _sections() -> dict[str, list[str]]:
     return {
         "task": list(TaskSection.model_fields),
-        "federation": [field.name for field in dataclasses.fields(Federation)],  # type: ignore[arg-type]
-        "audit": [field.name for field in dataclasses.fields(Audit)],  # type: ignore[arg-type]
+        "federation": [field.name for field in dataclasses.fields(Federation)],
+        "audit": [field.name for field in dataclasses.fields(Audit)],
     }
 
 

@@ -74,7 +74,12 @@ SETTINGS = (
         "federation.sampling_rate", "--sampling-rate", "number", "Share of the clients in a round.", FEDERATION, "1.0"
     ),
     Setting(
-        "federation.weighting", "--weighting", "text", "Clients count alike (uniform) or by size.", FEDERATION, "uniform"
+        "federation.weighting",
+        "--weighting",
+        "text",
+        "Clients count alike (uniform) or by size.",
+        FEDERATION,
+        "uniform",
     ),
     Setting("federation.momentum", "--momentum", "number", "Momentum.", FEDERATION, "0.0"),
     Setting("federation.weight_decay", "--weight-decay", "number", "Weight decay.", FEDERATION, "0.0"),
@@ -127,7 +132,13 @@ SETTINGS = (
         "audit.batch_size", "--attack-batch-size", "number", "Examples behind an attacked update.", AUDIT, "1", "audit"
     ),
     Setting(
-        "audit.source", "--source", "text", "Whose examples: clients, or test in their order.", AUDIT, "clients", "audit"
+        "audit.source",
+        "--source",
+        "text",
+        "Whose examples: clients, or test in their order.",
+        AUDIT,
+        "clients",
+        "audit",
     ),
     Setting("audit.rounds", "--attack-rounds", "numbers", "At whose start to attack: 1,5.", AUDIT, "1", "audit"),
     Setting(

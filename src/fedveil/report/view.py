@@ -110,8 +110,7 @@ def beside(result: Result, role: Role) -> Row | None:
 
 def strip(result: Result) -> list[Bar]:
     """Who recognizes how many, from no defense to the floor."""
-    floor: Role = "noise-floor" if beside(result, "noise-floor") or not result.row("mean-floor") else "mean-floor"
-    roles: list[Role] = ["ceiling", "naive", "adaptive", floor]
+    roles: list[Role] = ["ceiling", "naive", "adaptive", result.verdict.floor]
     chance = 1 / result.identified_among if result.identified_among > 0 else None
     bars = []
     for role in roles:
@@ -126,10 +125,8 @@ def grid(result: Result, images: Images) -> Grid:
     """The pictures, those most leaked under the strongest attacker first."""
     columns: list[tuple[Role, Row | None, NDArray[np.float32]]] = []
     missing = []
-    floor: Role = "noise-floor"
-    if _pictures(result, images, floor) is None and _pictures(result, images, "mean-floor") is not None:
-        floor = "mean-floor"
-    for role in ("ceiling", "naive", "adaptive", floor):
+    roles: list[Role] = ["ceiling", "naive", "adaptive", result.verdict.floor]
+    for role in roles:
         pictures = _pictures(result, images, role)
         if pictures is None:
             missing.append(words.ROLES[role].lower())

@@ -1,0 +1,328 @@
+"""`fedveil attack`: reconstruct what is behind captured updates, and score it where the truth is at hand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.numpy
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor, nn
+
+from fedveil.attacks.base import Attack
+from fedveil.attacks.problem import Reconstruction
+from fedveil.auditing.captures import (
+    CaptureSetting,
+    attack_captures,
+    check_captures,
+    examples_of,
+    pixel_map,
+    truth_labels,
+)
+from fedveil.auditing.outcome import LeakageTable
+from fedveil.auditing.result import Role, Row
+from fedveil.auditing.scoring import make_row
+from fedveil.cli.display import Display
+from fedveil.cli.folder import free_folder
+from fedveil.clients.engine import BACKENDS
+from fedveil.defenses.chain import Chain
+from fedveil.errors import FedveilError, unknown_name
+from fedveil.federation.capture import Capture, Truth
+from fedveil.fields import field_names, parse_spec
+from fedveil.files import writable_folder, write_atomically
+from fedveil.leakage.assignment import assign
+from fedveil.leakage.identified import candidates
+from fedveil.leakage.score import gray_gaps, score
+from fedveil.registry import attacks, datasets, models
+from fedveil.tasks.datasets.base import DataSet
+from fedveil.tasks.examples import ArrayExamples
+from fedveil.tasks.models.base import ModelSpec
+from fedveil.tasks.normalization import Normalization
+
+LABELS = ("known", "recovered", "idlg", "optimized")
+DONE = "attack.json"  # written last
+
+
+@dataclass(frozen=True)
+class AttackOptions:
+    """What `fedveil attack` was given."""
+
+    captures: list[Path]
+    attack: str
+    truth: list[Path]
+    truths: Path | None
+    model: str | None
+    shape: str | None
+    classes: int | None
+    defense: str | None
+    labels: str | None
+    data: str | None
+    data_root: Path | None
+    out: Path | None
+    overwrite: bool
+    seed: int
+    backend: str
+    as_json: bool
+    quiet: bool
+
+
+def run_attack(given: AttackOptions) -> None:
+    """Attack all captures as one stack of victims."""
+    if given.backend not in BACKENDS:
+        raise unknown_name("backend", given.backend, BACKENDS)
+    out = _folder(given)
+    paths = _capture_paths(given.captures)
+    captures = [Capture.load(path) for path in paths]
+    truths = [Truth.load(path) for path in _truth_paths(given, paths)]
+    attack, assumed = _attack(given, captures, bool(truths))
+    setting = _setting(given, captures[0])
+    check_captures(captures, setting)
+    originals = _originals(truths, captures) if truths else None
+    labels = truth_labels([truth.targets for truth in truths], captures) if truths else None
+    others = _others(given, originals, labels, pixel_map(captures[0], setting)) if originals is not None else None
+    writable_folder(out)
+    display = Display(quiet=given.quiet)
+    with display.running():
+        for line in assumed:
+            display.stage(line)
+        display.stage(f"attacking {len(captures)} update{'s' * (len(captures) > 1)} with {attack.name}")
+        found = attack_captures(
+            captures,
+            attack,
+            setting=setting,
+            labels=labels if attack.choices().labels == "known" else None,
+            seed=given.seed,
+            backend=given.backend,
+            progress=display.attack,
+        )
+        rows, arranged = _scored(attack, found, originals, others, pixel_map(captures[0], setting))
+        _save(out, paths, found, arranged, originals, rows, pixel_map(captures[0], setting))
+    _show(given, out, rows, found, 0 if others is None else others.shape[1] + 1)
+
+
+# ---- what was given ----------------------------------------------------------------------------------------
+
+
+def _folder(given: AttackOptions) -> Path:
+    """Where the outcome goes. An earlier attack is replaced only when told."""
+    out = given.out or free_folder("attack")
+    if out.is_dir() and any(out.iterdir()):
+        if not (out / DONE).exists():
+            raise FedveilError(f"{out} is not empty and holds no attack: choose another --out")
+        if not given.overwrite:
+            raise FedveilError(f"{out} holds an earlier attack: choose another --out or add --overwrite")
+    return out
+
+
+def _capture_paths(given: list[Path]) -> list[Path]:
+    found: list[Path] = []
+    for path in given:
+        inside = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+        if not inside:
+            raise FedveilError(f"{path} holds no capture (*.safetensors)")
+        found += inside
+    if len({path.stem for path in found}) < len(found):
+        raise FedveilError("two captures have the same file name: attack them one by one")
+    return found
+
+
+def _truth_paths(given: AttackOptions, captures: list[Path]) -> list[Path]:
+    if given.truths is not None:
+        if given.truth:
+            raise FedveilError("give --truth or --truths, not both")
+        return [given.truths / path.name for path in captures]
+    if given.truth and len(given.truth) != len(captures):
+        raise FedveilError(
+            f"{len(captures)} captures but {len(given.truth)} truths: give one --truth for each, in order"
+        )
+    return given.truth
+
+
+def _attack(given: AttackOptions, captures: list[Capture], scored: bool) -> tuple[Attack, list[str]]:
+    """The attack with its source of labels, and what was assumed on the way."""
+    name, fields = parse_spec(given.attack)
+    cls = attacks.load(name)
+    if given.labels is not None:
+        if given.labels not in LABELS:
+            raise unknown_name("source of labels", given.labels, LABELS)
+        if "labels" in field_names(cls):
+            fields["labels"] = given.labels
+    made: Attack = attacks.build(name, **fields)
+    wants = made.choices().labels
+    if given.labels not in (None, wants):
+        raise FedveilError(f"{name} always takes labels '{wants}': leave --labels out, or use inverting-gradients")
+    if wants != "known" or scored:
+        return made, []
+    if "labels" in fields:
+        raise FedveilError("labels 'known' needs the truths (--truth or --truths): use --labels recovered")
+    return attacks.build(name, **fields, labels="recovered"), ["no truth is given: the labels are read off the update"]
+
+
+def _setting(given: AttackOptions, first: Capture) -> CaptureSetting:
+    """What is known beyond the files. A model needs its input's shape and its classes."""
+    shape = _shape(given.shape)
+    setting = CaptureSetting(shape=shape, classes=given.classes)
+    if given.defense is not None:
+        setting = replace(setting, defense=Chain.of(given.defense))
+    described = given.model or first.facts.get("model")
+    if given.model is None and shape is None and given.classes is None:
+        return setting
+    size, classes = shape or first.facts.get("shape"), given.classes or first.facts.get("classes")
+    if not isinstance(described, str):
+        raise FedveilError("the capture does not name its model: give it (--model lenet)")
+    if size is None or classes is None:
+        missing = "--shape 1,28,28" if size is None else "--classes 10"
+        raise FedveilError(f"the capture does not tell enough to build the model: add {missing}")
+    spec: ModelSpec = models.parse(described)
+    module: nn.Module = spec.build(tuple(size), int(classes))
+    return replace(setting, model=module)
+
+
+def _shape(text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    parts = text.replace("x", ",").split(",")
+    if not all(part.strip().isdigit() and int(part) > 0 for part in parts) or len(parts) != 3:
+        raise FedveilError(f"--shape must be channels,height,width such as 1,28,28 (got '{text}')")
+    return tuple(int(part) for part in parts)
+
+
+# ---- the truth, for scoring only -----------------------------------------------------------------------------
+
+
+def _originals(truths: list[Truth], captures: list[Capture]) -> Tensor:
+    """The images behind every capture: (captures, examples, C, H, W)."""
+    stacked = []
+    for truth, capture in zip(truths, captures, strict=True):
+        size = examples_of(capture)
+        if not isinstance(truth.inputs, Tensor) or truth.inputs.dim() != 4:
+            raise FedveilError("only images can be scored: this truth holds other inputs")
+        if len(truth.inputs) < size:
+            raise FedveilError(
+                f"a truth holds {len(truth.inputs)} examples, its capture is of {size}: they do not belong together"
+            )
+        stacked.append(truth.inputs[:size])
+    if len({tuple(images.shape) for images in stacked}) > 1:
+        raise FedveilError("the truths hold images of different shapes: attack them one by one")
+    return torch.stack(stacked)
+
+
+def _others(
+    given: AttackOptions, originals: Tensor, labels: Tensor | None, normalization: Normalization
+) -> Tensor | None:
+    """The images to tell each original from: a data set's test images, else the other originals, if there are any."""
+    flat = originals.flatten(0, 1)
+    if given.data is not None:
+        source: DataSet = datasets.parse(given.data)
+        loaded = source.load(given.data_root)
+        if loaded.shape != tuple(flat.shape[1:]):
+            raise FedveilError(
+                f"{given.data} has images of shape {loaded.shape}, the truths of {tuple(flat.shape[1:])}"
+            )
+        test = loaded.test
+        pool = ArrayExamples(torch.from_numpy(test.images), torch.from_numpy(test.labels), normalization)
+        images, classes = pool.batch(list(range(len(pool))))
+        assert isinstance(images, Tensor)
+        assert labels is not None
+        return images[candidates(flat, labels.flatten(), images, classes, seed=given.seed)]
+    if len(flat) < 2:
+        return None
+    places = [[other for other in range(len(flat)) if other != place] for place in range(len(flat))]
+    return flat[torch.tensor(places)]
+
+
+def _scored(
+    attack: Attack,
+    found: Mapping[Role, Reconstruction],
+    originals: Tensor | None,
+    others: Tensor | None,
+    normalization: Normalization,
+) -> tuple[list[Row], dict[Role, Tensor]]:
+    """The rows of the table, and the pictures in the order of the originals."""
+    if originals is None:
+        return [], {role: outcome.inputs for role, outcome in found.items()}
+    groups = torch.arange(len(originals)).repeat_interleave(originals.shape[1]).tolist()
+    rows, arranged = [], {}
+    for role, outcome in found.items():
+        pictures, _ = assign(outcome.inputs, originals)
+        cost = outcome.cost.repeat_interleave(originals.shape[1])
+        values = score(
+            pictures.flatten(0, 1),
+            originals.flatten(0, 1),
+            normalization.mean,
+            normalization.std,
+            others,
+            attack_loss=cost,
+        )
+        rows.append(make_row(attack.name, role, values, groups))
+        arranged[role] = pictures
+    return rows, arranged
+
+
+# ---- what comes out ------------------------------------------------------------------------------------------
+
+
+def _save(
+    out: Path,
+    paths: list[Path],
+    found: Mapping[Role, Reconstruction],
+    arranged: Mapping[Role, Tensor],
+    originals: Tensor | None,
+    rows: list[Row],
+    normalization: Normalization,
+) -> None:
+    """One PNG per image, all images as tensors, and the scores."""
+    shown: dict[str, NDArray[np.float32]] = {role: _pixels(each, normalization) for role, each in arranged.items()}
+    if originals is not None:
+        shown["original"] = _pixels(originals, normalization)
+    for name, pictures in shown.items():
+        for path, batch in zip(paths, pictures, strict=True):
+            folder = writable_folder(out / path.stem)
+            for place, picture in enumerate(batch):
+                _save_png(folder / f"{name}-{place:03}.png", picture)
+    tensors: dict[str, Any] = dict(shown)
+    for role, outcome in found.items():
+        tensors[f"{role}.labels"] = outcome.labels.numpy()
+        tensors[f"{role}.cost"] = outcome.cost.double().numpy()
+    write_atomically(out / "reconstructions.safetensors", safetensors.numpy.save(tensors))
+    scores = {"captures": [str(path) for path in paths], "rows": [row.model_dump() for row in rows]}
+    write_atomically(out / DONE, json.dumps(scores, indent=1).encode())
+
+
+def _pixels(images: Tensor, normalization: Normalization) -> NDArray[np.float32]:
+    flat = gray_gaps(images.flatten(0, 1), normalization.mean, normalization.std)
+    pixels: NDArray[np.float32] = normalization.pixels(flat).clamp(0, 1).reshape(images.shape).float().numpy()
+    return pixels
+
+
+def _save_png(path: Path, picture: NDArray[np.float32]) -> None:
+    values = (picture * 255).round().astype(np.uint8)
+    if len(values) == 3:
+        Image.fromarray(values.transpose(1, 2, 0)).save(path)
+    else:  # one gray channel; of other numbers of channels, the first
+        Image.fromarray(values[0]).save(path)
+
+
+def _show(given: AttackOptions, out: Path, rows: list[Row], found: Mapping[Role, Reconstruction], among: int) -> None:
+    costs = {role: float(outcome.cost.median()) for role, outcome in found.items()}
+    if given.as_json:
+        plain = [row.model_dump(exclude={"values"}) for row in rows]
+        summary = {"out": str(out), "rows": plain, "identified_among": among or None, "median_cost": costs}
+        print(json.dumps(summary, indent=1, ensure_ascii=False))
+        return
+    if rows:
+        print(LeakageTable(rows))
+        among_words = (
+            f"identified: among {among} images" if among else "identified: not measured; name a set with --data"
+        )
+        print(among_words)
+    else:
+        told = ", ".join(f"{role} {cost:.3g}" for role, cost in costs.items())
+        print(f"Nothing can be scored without the truth (--truth, --truths). Median matching cost: {told}")
+    print(f"Reconstructions are in {out}")

@@ -1,0 +1,208 @@
+"""`fedveil`: the commands, and how whatever goes wrong becomes one line."""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedveil.cli.display import Stopped, debugging, one_line, set_up_logging
+from fedveil.cli.options import Given, with_settings
+from fedveil.errors import FedveilError, unknown_name
+from fedveil.registry import REGISTRIES, Entry
+from fedveil.version import __version__
+
+# Newer versions of Typer carry a Click of their own; its errors are found through one that Typer shows.
+_UsageError: type[Exception] = next(cls for cls in typer.BadParameter.__mro__ if cls.__name__ == "ClickException")
+
+app = typer.Typer(
+    name="fedveil",
+    help="Train under a defense, attack what was shared, show what leaked and what it cost.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def main() -> None:
+    """The entry point."""
+    set_up_logging()
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command; returns the exit code: 0, 2 for wrong input, 130 for Ctrl-C, 1 for anything else."""
+    try:
+        done = app(list(arguments) or ["--help"], standalone_mode=False, prog_name="fedveil")
+        return done if isinstance(done, int) else 0
+    except FedveilError as error:
+        return _fail(str(error), 2)
+    except _UsageError as error:
+        return _fail(error.format_message(), 2)  # type: ignore[attr-defined]
+    except Stopped as error:
+        return _fail(str(error), 130)
+    except (KeyboardInterrupt, typer.Abort):
+        return _fail("stopped", 130)
+    except Exception as error:
+        if debugging():
+            traceback.print_exc()
+            return 1
+        return _fail(f"{type(error).__name__}: {error} (set FEDVEIL_DEBUG=1 for the traceback)", 1)
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"fedveil: {one_line(message)}", file=sys.stderr)
+    return code
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"fedveil {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    pass  # the options act by themselves
+
+
+@app.command("audit")
+@with_settings("audit")
+def _audit(given: Given) -> None:
+    """Train under a defense and without, attack what clients share, and report what leaked and what it cost."""
+    from fedveil.cli.runs import run_audit
+
+    run_audit(given)
+
+
+@app.command("train")
+@with_settings("train")
+def _train(given: Given) -> None:
+    """Train over all clients under a defense; keep checkpoints and, if wanted, captured updates."""
+    from fedveil.cli.runs import run_train
+
+    run_train(given)
+
+
+@app.command("attack")
+def _attack(
+    captures: Annotated[list[Path], typer.Argument(metavar="CAPTURE...", help="Captured updates, or folders of them.")],
+    attack: Annotated[
+        str, typer.Option(metavar="SPEC", help="name:field=value,... See `fedveil list attacks`.")
+    ] = "inverting-gradients",
+    truth: Annotated[
+        list[Path] | None, typer.Option(metavar="FILE", help="What was behind each capture, in their order; to score.")
+    ] = None,
+    truths: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Folder of truths with the captures' file names.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(metavar="SPEC", help="Model, if the capture does not name it.")] = None,
+    shape: Annotated[str | None, typer.Option(metavar="C,H,W", help="Shape of an input, likewise.")] = None,
+    classes: Annotated[int | None, typer.Option(metavar="NUMBER", help="Number of classes, likewise.", min=1)] = None,
+    defense: Annotated[
+        str | None, typer.Option(metavar="SPEC", help="What the adaptive attacker takes the defense to be.")
+    ] = None,
+    labels: Annotated[
+        str | None, typer.Option(metavar="FROM", help="known (from the truths), recovered, idlg or optimized.")
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Data set whose test images are told apart from the truths.")
+    ] = None,
+    data_root: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Folder of the data files.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Output folder.", show_default="fedveil-out/attack-NUMBER")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier attack there.")] = False,
+    seed: Annotated[int, typer.Option(metavar="NUMBER", help="Of the attacker's own draws.", min=0)] = 0,
+    backend: Annotated[str, typer.Option(metavar="TEXT", help="auto, loop, stacked or compiled.")] = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print a summary as JSON and nothing else.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Do not show progress.")] = False,
+) -> None:
+    """Reconstruct what is behind captured updates, by fedveil's own training or by another framework."""
+    from fedveil.cli.attack import AttackOptions, run_attack
+
+    run_attack(
+        AttackOptions(
+            captures=captures,
+            attack=attack,
+            truth=truth or [],
+            truths=truths,
+            model=model,
+            shape=shape,
+            classes=classes,
+            defense=defense,
+            labels=labels,
+            data=data,
+            data_root=data_root,
+            out=out,
+            overwrite=overwrite,
+            seed=seed,
+            backend=backend,
+            as_json=as_json,
+            quiet=quiet,
+        )
+    )
+
+
+@app.command("report")
+def _report(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The output folder of an audit.")],
+    path: Annotated[
+        Path | None,
+        typer.Option("--path", metavar="FILE", help="Where to write it.", show_default="FOLDER/report.html"),
+    ] = None,
+) -> None:
+    """Write the report of a finished audit again."""
+    from fedveil.auditing.outcome import Outcome
+    from fedveil.auditing.result import load_result
+
+    print(Outcome(*load_result(folder)).report(path or folder / "report.html"))
+
+
+@app.command("list")
+def _list(
+    kind: Annotated[str | None, typer.Argument(metavar="KIND", help=f"One of {', '.join(REGISTRIES)}.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+) -> None:
+    """Show what can be chosen by name."""
+    if kind is not None and kind not in REGISTRIES:
+        raise unknown_name("kind", kind, REGISTRIES)
+    chosen = [kind] if kind else list(REGISTRIES)
+    found = {name: list(REGISTRIES[name].entries().values()) for name in chosen}
+    if as_json:
+        plain = {name: [_plain(entry) for entry in entries] for name, entries in found.items()}
+        print(json.dumps(plain[kind] if kind else plain, indent=1, ensure_ascii=False))
+        return
+    for name, entries in found.items():
+        if kind is None:
+            print(f"{name}:")
+        for entry in entries:
+            print(_shown(entry, max(len(each.name) for each in entries)))
+
+
+def _facts(entry: Entry) -> dict[str, str]:
+    """Place and paper, as far as they are known without importing the class."""
+    facts = {key: str(entry.constants[key]) for key in ("place", "paper") if entry.constants.get(key)}
+    if entry.target.startswith("fedveil.defenses."):
+        facts.setdefault("place", "gradient")  # as the base class has it
+    return facts
+
+
+def _plain(entry: Entry) -> dict[str, str]:
+    return {"name": entry.name, "summary": entry.summary, **_facts(entry)}
+
+
+def _shown(entry: Entry, width: int) -> str:
+    facts = _facts(entry)
+    place = f"[{facts['place']}] " if "place" in facts else ""
+    paper = f" ({facts['paper']})" if "paper" in facts else ""
+    return f"  {entry.name.ljust(width)}  {place}{entry.summary}{paper}"

@@ -1,0 +1,146 @@
+"""`fedveil audit` and `fedveil train`."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import Any
+
+import safetensors.torch
+
+from fedveil.auditing.outcome import Outcome
+from fedveil.auditing.result import load_result
+from fedveil.auditing.run import Watch, audit
+from fedveil.auditing.run import check as check_audit
+from fedveil.cli.config import Config
+from fedveil.cli.display import Display
+from fedveil.cli.folder import CONFIG, Claim, claim
+from fedveil.cli.options import Given
+from fedveil.federation.run import Run, federate
+from fedveil.files import write_atomically
+from fedveil.tasks.task import Task
+
+
+def run_audit(given: Given) -> None:
+    """Everything that can be wrong is found before the folder is touched and before long work starts."""
+    config = Config.read("audit", given)
+    place = claim(config, given.config, resume=given.resume)
+    if place.finished:
+        _show_audit(Outcome(*load_result(place.path)), place, config)
+        return
+    task = config.build_task()
+    check_audit(task, config.chain, list(config.attack), config.federation, config.audit, train=config.trains)
+    place.take(config)
+    display = Display(quiet=config.quiet)
+    command = _command(config, place)
+    with display.running(f"{command} --resume"):
+        outcome = audit(
+            task,
+            config.chain,
+            config.attack,
+            federation=config.federation,
+            settings=config.audit,
+            seed=config.seed,
+            backend=config.backend,
+            device=config.device,
+            folder=place.path,
+            resume=place.resumes,
+            train=config.trains,
+            watch=Watch(observers=display.observers(), stage=display.stage, attack=display.attack),
+            command=command,
+        )
+        outcome.save(place.path)
+        _show_audit(outcome, place, config)
+
+
+def _show_audit(outcome: Outcome, place: Claim, config: Config) -> None:
+    """Write the report, print the findings."""
+    report = outcome.report(place.path / "report.html")
+    result = outcome.result
+    if config.as_json:
+        summary = {
+            "status": result.verdict.status,
+            "sentences": result.verdict.sentences,
+            "why": result.verdict.why,
+            "rows": [row.model_dump(exclude={"values"}) for row in result.rows],
+            "identified_among": result.identified_among,
+            "cost": result.cost.model_dump(exclude={"history"}),
+            "seconds": result.provenance.seconds,
+            "out": str(place.path),
+            "report": str(report),
+        }
+        print(json.dumps(summary, indent=1, ensure_ascii=False))
+        return
+    print(outcome.leakage)
+    print("* the strongest attacker\n")
+    print("\n".join(result.verdict.sentences))
+    print(f"\nThe report is {report}\nResult: {result.verdict.status}. {result.verdict.why}")
+
+
+def run_train(given: Given) -> None:
+    """Train, and keep the model, its history and what was captured."""
+    config = Config.read("train", given)
+    place = claim(config, given.config, resume=given.resume)
+    task = config.build_task()
+    config.chain.check_message(config.federation.message)
+    place.take(config)
+    display = Display(quiet=config.quiet)
+    with display.running(f"{_command(config, place)} --resume"):
+        display.stage(f"training under {config.chain}" if config.defense else "training")
+        run = federate(
+            task,
+            config.chain,
+            config.federation,
+            seed=config.seed,
+            backend=config.backend,
+            device=config.device,
+            observers=display.observers(),
+            folder=place.path,
+            resume=place.resumes,
+        )
+        _save_run(run, task, place)
+    _show_run(run, place, config)
+
+
+def _save_run(run: Run, task: Task, place: Claim) -> None:
+    """The model as a state dict, and the history, which says that the run is finished."""
+    state = {**task.model.state_dict(), **run.params, **run.buffers}
+    apart = {name: tensor.detach().cpu().clone() for name, tensor in state.items()}
+    write_atomically(place.path / "model.safetensors", safetensors.torch.save(apart))
+    history = {
+        "untrained": run.untrained.model_dump(),
+        "history": [record.model_dump() for record in run.history],
+        **_summary(run),
+    }
+    write_atomically(place.path / "history.json", json.dumps(history, indent=1).encode())
+
+
+def _summary(run: Run) -> dict[str, Any]:
+    return {
+        "rounds": len(run.history),
+        "chosen_round": run.chosen_round,
+        "early_stopped": run.early_stopped,
+        "utility": run.utility.model_dump(),
+        "train_loss": run.history[-1].train_loss,
+        "backend": run.backend,
+        "captures": len(run.captured),
+    }
+
+
+def _show_run(run: Run, place: Claim, config: Config) -> None:
+    if config.as_json:
+        model = str(place.path / "model.safetensors")
+        print(json.dumps({**_summary(run), "out": str(place.path), "model": model}, indent=1))
+        return
+    stopped = ", stopped early" if run.early_stopped else ""
+    accuracy = "" if run.utility.test is None else f": test accuracy {run.utility.test:.1%}"
+    print(f"Round {run.chosen_round} of {len(run.history)}{stopped}{accuracy}")
+    if run.captured:
+        print(
+            f"Captured updates: {len(run.captured)} in {place.path / 'captures'}, the truth in {place.path / 'truths'}"
+        )
+    print(f"The model is {place.path / 'model.safetensors'}")
+
+
+def _command(config: Config, place: Claim) -> str:
+    return f"fedveil {config.command} --config {shlex.quote(str(place.path / CONFIG))}"
