@@ -160,6 +160,7 @@ def test_an_empty_chain_is_no_defense():
 def test_messages_that_a_defense_cannot_protect_are_refused_by_name():
     class OfWeights(Defense):
         name = "of-weights"
+        place = "upload"
         of = ("weights", "delta")
 
     chain = Chain((Clip(), OfWeights()))

@@ -7,7 +7,7 @@ from sklearn.metrics import roc_auc_score
 from torch.nn import functional as F
 
 from fedveil.defenses.base import Facts
-from fedveil.defenses.gradient_dropout import GradientDropout, kept_posterior
+from fedveil.defenses.gradient_dropout import DOUBT, GradientDropout, kept_posterior
 from fedveil.registry import models
 from fedveil.tree import Tree
 
@@ -138,7 +138,12 @@ def judged(defense, update):
     shared = protect(defense, update)
     known = defense.knowledge(shared, Facts())
     kept = shared.combine(update, lambda s, g: s == g / defense.keep)
-    return known, kept.flat().flatten(), known.weight.flat().flatten()
+    return known, kept.flat().flatten(), believed(known.weight).flat().flatten()
+
+
+def believed(weight):
+    """The posterior behind the weights."""
+    return weight.map(lambda w: 1 - DOUBT * (1 / w.double() - 1))
 
 
 def worst_bin(posterior, kept, least=300):
@@ -221,6 +226,21 @@ def test_tensors_are_judged_each_by_their_own_spread():
         assert roc_auc_score(kept.flatten(), weight[name].flatten()) > 0.98
 
 
+def test_a_sure_entry_outweighs_the_doubtful_ones():
+    """Trust is the inverse of an entry's error: certainty weighs 1, ignorance next to nothing."""
+    weight = (
+        GradientDropout(sigma=5e-3)
+        .knowledge(Tree({"g": torch.tensor([[100.0] * 80 + [5e-3] * 20])}), Facts())
+        .weight["g"]
+    )
+    assert (weight[0, :80] > 0.99).all()
+    assert (weight[0, 80:] < 0.1).all()
+    equal = GradientDropout(keep=0.5, sigma=1 / 0.5)
+    normal = Tree({"g": torch.randn(1, 20_000, generator=torch.Generator().manual_seed(0))})
+    weight = equal.knowledge(protect(equal, normal), Facts()).weight["g"]
+    assert weight.mean() == pytest.approx(DOUBT / (0.5 + DOUBT), rel=0.1)
+
+
 # ---- edges of the posterior -------------------------------------------------------------------------------
 
 EDGES = {
@@ -257,12 +277,13 @@ def test_without_noise_every_entry_but_zero_was_kept():
     shared = protect(defense, update)["g"]
     weight = defense.knowledge(Tree({"g": shared}), Facts()).weight["g"]
     assert torch.equal(weight == 1, shared != 0)
-    assert weight[shared == 0].max() < 0.02  # all zeros are decoys, up to chance
+    posterior = believed(Tree({"g": weight}))["g"]
+    assert posterior[shared == 0].max() < 0.02  # all zeros are decoys, up to chance
     # With as many true zeros as others: of 0.4 + 0.2 zeros 0.4 were kept.
     update["g"][:, ::2] = 0
     shared = protect(defense, update)["g"]
-    weight = defense.knowledge(Tree({"g": shared}), Facts()).weight["g"]
-    assert weight[shared == 0].mean() == pytest.approx(2 / 3, abs=0.01)
+    posterior = believed(defense.knowledge(Tree({"g": shared}), Facts()).weight)["g"]
+    assert posterior[shared == 0].mean() == pytest.approx(2 / 3, abs=0.01)
 
 
 def test_with_noise_zeros_were_kept():
@@ -274,7 +295,7 @@ def test_with_noise_zeros_were_kept():
     weight = defense.knowledge(Tree({"g": shared}), Facts()).weight["g"]
     assert (weight[shared == 0] == 1).all()
     kept = shared == update["g"] / 0.8
-    assert worst_bin(weight.flatten(), kept.flatten()) < 0.05
+    assert worst_bin(believed(Tree({"g": weight}))["g"].flatten(), kept.flatten()) < 0.05
 
 
 def test_a_large_tensor_is_judged_as_a_small_one():

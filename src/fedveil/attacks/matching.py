@@ -17,6 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.func import grad, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedveil.attacks.costs import COSTS, CostName
 from fedveil.attacks.labels import read_label, recover_labels
@@ -70,12 +71,13 @@ def match(
         raise unknown_name("backend", backend, BACKENDS)
     problem = replace(problem, model=quiet(problem.model))
     problem = with_labels(problem, choices.labels)
-    matcher = Matcher(problem, choices, backend=backend, chunk=chunk)
-    report = _Counter(progress, choices.steps * choices.restarts * matcher.chunks(problem.count))
     best: Reconstruction | None = None
-    for restart in range(choices.restarts):
-        tried = matcher.run(problem, restart, report)
-        best = tried if best is None else _better(best, tried)
+    with sdpa_kernel(SDPBackend.MATH):  # the fast attention kernels have no second derivative
+        matcher = Matcher(problem, choices, backend=backend, chunk=chunk)
+        report = _Counter(progress, choices.steps * choices.restarts * matcher.chunks(problem.count))
+        for restart in range(choices.restarts):
+            tried = matcher.run(problem, restart, report)
+            best = tried if best is None else _better(best, tried)
     assert best is not None
     return best
 
