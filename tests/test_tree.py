@@ -205,3 +205,13 @@ def test_errors():
 def test_per_client():
     assert per_client(torch.arange(3), torch.zeros(3, 4, 5)).shape == (3, 1, 1)
     assert per_client(torch.arange(3), torch.zeros(3)).shape == (3,)
+
+
+@pytest.mark.parametrize(
+    "index", [slice(1, 3), [0, 2, 2], torch.tensor([3, 1]), torch.tensor([True, False, True, True])]
+)
+def test_rows_of_a_shared_copy_stay_shared(index: slice | list[int] | torch.Tensor) -> None:
+    shared = Tree.expand({"w": torch.arange(6.0).reshape(2, 3)}, 4)
+    plain = Tree({"w": shared["w"].clone()})
+    assert torch.equal(shared.rows(index)["w"], plain.rows(index)["w"])
+    assert shared.rows(index).shared

@@ -57,9 +57,12 @@ class Tree(Mapping[str, Tensor]):
         return {name: tensor[client] for name, tensor in self._tensors.items()}
 
     def rows(self, index: slice | Tensor | Sequence[int]) -> Tree:
-        """Some clients' rows, still stacked."""
+        """Some clients' rows, still stacked; a copy that all clients share stays one."""
         if not isinstance(index, slice | Tensor):
             index = list(index)  # a tuple would index the tensors' further axes
+        if self._tensors and self.shared:
+            count = len(torch.empty(self.count, 0)[index])
+            return Tree({name: t[:1].expand(count, *t.shape[1:]) for name, t in self._tensors.items()})
         return Tree({name: tensor[index] for name, tensor in self._tensors.items()})
 
     # ---- mapping -------------------------------------------------------------------------------------

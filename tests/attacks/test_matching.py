@@ -126,7 +126,7 @@ def test_a_model_that_cannot_be_stacked_runs_in_a_loop_or_says_why():
     torch.manual_seed(0)
     problem = random_problem(Branching(), (6,))
     assert match(problem, SHORT).inputs.shape == (5, 2, 6)
-    with pytest.raises(FedveilError, match="cannot run on the backend 'stacked'.*use loop"):
+    with pytest.raises(FedveilError, match=r"cannot run on the backend 'stacked'.*use loop"):
         match(problem, SHORT, backend="stacked")
     with pytest.raises(FedveilError, match="backend"):
         match(problem, SHORT, backend="fast")
