@@ -14,8 +14,9 @@ from torch.nn import functional as F
 
 from fedveil.clients.batch import ClientBatch
 from fedveil.clients.engine import Engine
-from fedveil.defenses.base import PLACES, Exposure, Facts
+from fedveil.defenses.base import PLACES, Facts
 from fedveil.defenses.chain import Chain
+from fedveil.defenses.guarantee import Exposure
 from fedveil.registry import defenses
 from fedveil.streams import Streams
 from fedveil.tree import Tree

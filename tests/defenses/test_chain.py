@@ -3,10 +3,11 @@
 import pytest
 import torch
 
-from fedveil.defenses.base import Defense, Exposure, Facts, Guarantee, Knowledge
+from fedveil.defenses.base import Defense, Facts, Knowledge
 from fedveil.defenses.chain import Chain, ClientStates
 from fedveil.defenses.clip import Clip
 from fedveil.defenses.gradient_dropout import GradientDropout
+from fedveil.defenses.guarantee import Exposure, Guarantee, PureLDP
 from fedveil.defenses.noise import GaussianNoise, LaplaceNoise
 from fedveil.defenses.none import NoDefense
 from fedveil.errors import FedveilError
@@ -305,9 +306,9 @@ def test_memory_of_a_round_is_forgotten_and_that_of_a_run_kept():
 def test_guarantees_of_a_chain():
     class Formal(Defense):
         def guarantee(self, exposure: Exposure) -> Guarantee:
-            return Guarantee("Formal guarantee: ε = 1.", formal=True, epsilon=1.0)
+            return Guarantee("Formal guarantee: ε = 1.", formal=True, mechanism=PureLDP(1.0, 10))
 
-    assert Chain((Formal(),)).guarantee(EXPOSURE).epsilon == 1.0
+    assert Chain((Formal(),)).guarantee(EXPOSURE).mechanism == PureLDP(1.0, 10)
     assert Chain((Clip(), Formal())).guarantee(EXPOSURE).sentence == "Formal guarantee: ε = 1."
     assert not Chain((Clip(), GaussianNoise())).guarantee(EXPOSURE).formal
     assert not Chain().guarantee(EXPOSURE).formal

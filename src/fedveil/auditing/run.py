@@ -25,8 +25,9 @@ from fedveil.auditing.settings import Audit
 from fedveil.auditing.verdict import judge, strongest
 from fedveil.auditing.words import assumptions, defense_card, not_given, not_tried, protocol_words
 from fedveil.clients.engine import Backend, Engine
-from fedveil.defenses.base import Defense, Exposure, Facts
+from fedveil.defenses.base import Defense, Facts
 from fedveil.defenses.chain import Chain
+from fedveil.defenses.guarantee import Exposure
 from fedveil.errors import FedveilError
 from fedveil.federation.observers import Observer
 from fedveil.federation.probe import Probe, probe

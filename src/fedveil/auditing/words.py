@@ -9,8 +9,9 @@ from torch import nn
 from fedveil.attacks.base import Attack
 from fedveil.auditing.result import Assumption, DefenseCard
 from fedveil.auditing.settings import Audit
-from fedveil.defenses.base import Guarantee, Place
+from fedveil.defenses.base import Place
 from fedveil.defenses.chain import Chain
+from fedveil.defenses.guarantee import Guarantee
 from fedveil.federation.settings import Federation
 from fedveil.fields import field_values
 from fedveil.registry import attacks as attack_registry

@@ -253,9 +253,11 @@ def _unknown_keys(data: dict[str, Any]) -> tuple[list[str], dict[str, Any]]:
 def _unknown(key: str, known: list[str]) -> str:
     """A key may be misspelled, or right but in the wrong section."""
     section, _, name = key.rpartition(".")
-    ends = [right for right in known if right.rpartition(".")[2] == name.replace("-", "_")]
-    near = ends or difflib.get_close_matches(key, known, n=1, cutoff=0.6)
-    near = near or difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    names = {right: right.rpartition(".")[2] for right in known}
+    near = [right for right in known if names[right] == name.replace("-", "_")]
+    for group in ([r for r in known if r.rpartition(".")[0] == section], known):
+        close = difflib.get_close_matches(name, [names[right] for right in group], n=1, cutoff=0.6)
+        near += [right for right in group if names[right] in close]
     inside = ", ".join(right for right in known if right.rpartition(".")[0] == section)
     return f"unknown key '{key}': " + (f"did you mean '{near[0]}'?" if near else f"there are: {inside}")
 

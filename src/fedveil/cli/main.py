@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -31,6 +32,9 @@ app = typer.Typer(
 
 def main() -> None:
     """The entry point."""
+    # Threads of torch that wait in a loop slow a run down many times as soon as another program wants the processor.
+    # Read when torch is loaded, which no command has done yet.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     set_up_logging()
     sys.exit(run(sys.argv[1:]))
 

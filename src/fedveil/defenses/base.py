@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from fedveil.clients.batch import ClientBatch, Shared
+from fedveil.defenses.guarantee import NO_GUARANTEE, Exposure, Guarantee
 from fedveil.streams import Streams
 from fedveil.tasks.inputs import Inputs
 from fedveil.tree import Tree
@@ -19,26 +20,11 @@ Kind = Literal["gradient", "weights", "delta"]  # what a message carries
 
 
 @dataclass(frozen=True)
-class Exposure:
-    """How much is sent over a run: what a guarantee must be composed over."""
+class Strength:
+    """The one field that a sweep over a defense's strength moves, and the direction in which it protects more."""
 
-    parameters: int  # entries of one update
-    rounds: int
-    steps_per_round: int  # updates a client sends in a round it takes part in
-    sampling_rate: float  # share of clients in a round
-
-
-@dataclass(frozen=True)
-class Guarantee:
-    """What a defense promises, in one honest sentence."""
-
-    sentence: str
-    formal: bool = False
-    epsilon: float | None = None
-    delta: float | None = None
-
-
-NO_GUARANTEE = Guarantee("Formal guarantee: none.")
+    field: str
+    stronger: Literal["up", "down"]
 
 
 @dataclass(frozen=True)
@@ -79,6 +65,8 @@ class Defense:
     state_scope: ClassVar[Literal["round", "run"]] = "round"
     needs: ClassVar[frozenset[str]] = frozenset()  # "validation", "linear layer", ...
     paper: ClassVar[str] = ""
+    promises: ClassVar[str] = "nothing formal"  # in a few words, for lists; `guarantee` has the sentence
+    strength: ClassVar[Strength | None] = None
     weaknesses: ClassVar[tuple[str, ...]] = ()
 
     @property

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from fedveil.clients.batch import ClientBatch, Shared
-from fedveil.defenses.base import NO_GUARANTEE, PLACES, Defense, Exposure, Facts, Guarantee, Kind, Knowledge, owns_step
+from fedveil.defenses.base import PLACES, Defense, Facts, Kind, Knowledge, owns_step
+from fedveil.defenses.guarantee import NO_GUARANTEE, Exposure, Guarantee
 from fedveil.errors import FedveilError
 from fedveil.registry import defenses as registry
 from fedveil.streams import Streams

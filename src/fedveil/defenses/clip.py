@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from fedveil.clients.batch import ClientBatch
-from fedveil.defenses.base import Defense
+from fedveil.defenses.base import Defense, Strength
 from fedveil.fields import Positive, declared
 from fedveil.registry import defenses
 from fedveil.tree import Tree
@@ -21,6 +21,7 @@ class Clip(Defense):
     """
 
     weaknesses = ("The direction of the gradient, which is all that a cosine attack matches, is untouched.",)
+    strength = Strength("norm", "down")
     norm: Positive = 1.0
     order: Literal["l1", "l2"] = "l2"
     at: Literal["gradient", "upload"] = "gradient"

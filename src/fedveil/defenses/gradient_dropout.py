@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from fedveil.clients.batch import ClientBatch
-from fedveil.defenses.base import Defense, Exposure, Facts, Guarantee, Knowledge
+from fedveil.defenses.base import Defense, Facts, Knowledge, Strength
+from fedveil.defenses.guarantee import Exposure, Guarantee
 from fedveil.fields import KeepProbability, NonNegative, declared
 from fedveil.registry import defenses
 from fedveil.tree import Tree, per_client
@@ -35,6 +36,7 @@ class GradientDropout(Defense):
         "Decoys of one spread stand out in layers whose gradients have another: see match_spread.",
         "The error of each entry that the paper bounds from below (Theorem 1) is no privacy: 2g has it too.",
     )
+    strength = Strength("keep", "down")
     keep: KeepProbability = 0.8  # p in the paper
     sigma: NonNegative = 5e-3
     match_spread: bool = False  # decoys with each layer's own spread in place of sigma (the wish of Fig. 9)

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from fedveil.clients.batch import ClientBatch
-from fedveil.defenses.base import Defense, Exposure, Facts, Guarantee, Knowledge
+from fedveil.defenses.base import Defense, Facts, Knowledge, Strength
+from fedveil.defenses.guarantee import Exposure, Guarantee
 from fedveil.fields import NonNegative, declared
 from fedveil.registry import defenses
 from fedveil.tree import Tree, per_client
@@ -70,6 +71,7 @@ class GaussianNoise(AdditiveNoise):
     differential privacy.
     """
 
+    strength = Strength("sigma", "up")
     sigma: NonNegative = 1 / 255  # r in FedEM
     at: Literal["gradient", "upload"] = "gradient"
 
@@ -91,6 +93,7 @@ class LaplaceNoise(AdditiveNoise):
     The papers' DP-Lap (FedEM: scale = 1/255). Without clipping this is no differential privacy.
     """
 
+    strength = Strength("scale", "up")
     scale: NonNegative = 1 / 255  # r in FedEM
     at: Literal["gradient", "upload"] = "gradient"
 

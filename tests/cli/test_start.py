@@ -1,0 +1,62 @@
+"""What comes before torch: help, lists, the version."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fedveil.version import __version__
+
+KINDS = ("defenses", "attacks", "datasets", "models")
+PROBE = """
+import sys
+from fedveil.cli.main import run
+code = run(sys.argv[1:])
+heavy = sorted(name for name in ("torch", "sklearn", "scipy", "jinja2", "numpy") if name in sys.modules)
+sys.exit(f"imported {heavy}" if heavy else code)
+"""
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["audit", "--help"], ["list", "defenses"]])
+def test_help_and_lists_come_at_once_and_without_torch(arguments: list[str], tmp_path: Path) -> None:
+    begun = time.perf_counter()
+    done = subprocess.run([sys.executable, "-c", PROBE, *arguments], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.strip()
+    assert time.perf_counter() - begun < 10  # 1 s on an idle machine; this one may be busy
+
+
+def test_the_version(fedveil) -> None:
+    said = fedveil("--version")
+    assert (said.code, said.out, said.err) == (0, f"fedveil {__version__}\n", "")
+
+
+def test_no_command_shows_the_help(fedveil) -> None:
+    said = fedveil()
+    assert said.code == 0
+    assert "audit" in said.out
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_list_names_every_entry_with_its_summary(fedveil, kind: str) -> None:
+    entries = json.loads(fedveil("list", kind, "--json").out)
+    assert all(entry["name"] and entry["summary"] for entry in entries)
+    shown = fedveil("list", kind).out
+    assert [line.split()[0] for line in shown.splitlines()] == [entry["name"] for entry in entries]
+
+
+def test_a_list_of_defenses_says_where_they_act_and_whose_they_are(fedveil) -> None:
+    entries = {entry["name"]: entry for entry in json.loads(fedveil("list", "defenses", "--json").out)}
+    assert all(entry["place"] for entry in entries.values())
+    assert "Sotthiwat" in entries["gradient-dropout"]["paper"]
+    assert "[gradient] Keep each entry" in fedveil("list", "defenses").out
+
+
+def test_without_a_kind_everything_is_listed(fedveil) -> None:
+    assert list(json.loads(fedveil("list", "--json").out)) == list(KINDS)
+    assert all(f"{kind}:" in fedveil("list").out for kind in KINDS)

@@ -1,0 +1,196 @@
+"""A new user audits: files, words and numbers; again from the file; with FedAvg; with a model of their own."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fedveil as fv
+
+from .console import QUICK, SMALL, Fedveil, files, refused
+
+
+def rows(folder: Path) -> list[dict[str, object]]:
+    found: list[dict[str, object]] = json.loads((folder / "result.json").read_text(encoding="utf-8"))["rows"]
+    return found
+
+
+def test_a_new_user_audits_and_repeats_it_from_the_file(fedveil: Fedveil, tmp_path: Path) -> None:
+    said = fedveil("audit", *QUICK, "--defense", "gradient-dropout:keep=0.6", "--out", "first")
+    assert said.code == 0, said.err
+    first = tmp_path / "first"
+    assert files(first) == [
+        "config.toml",
+        "defended/checkpoint.safetensors",
+        "images.safetensors",
+        "report.html",
+        "result.json",
+        "undefended/checkpoint.safetensors",
+    ]
+    result = json.loads((first / "result.json").read_text(encoding="utf-8"))
+    assert {row["role"] for row in result["rows"]} == {"ceiling", "naive", "adaptive", "noise-floor", "mean-floor"}
+    assert result["provenance"]["command"] == "fedveil audit --config first/config.toml"
+    assert result["cost"]["rounds"] == 2
+    for sentence in result["verdict"]["sentences"]:
+        assert sentence in said.out
+    last = said.out.splitlines()[-2:]
+    assert last[0] == "The report is first/report.html"
+    assert last[1].startswith(f"Result: {result['verdict']['status']}. ")
+    assert result["verdict"]["status"] in (first / "report.html").read_text(encoding="utf-8")
+    assert "training under gradient-dropout:keep=0.6" in said.err
+    assert "training: round 2/2" in said.err
+    assert "attacking with inverting-gradients" in said.err
+
+    again = fedveil("audit", "--config", "first/config.toml", "--out", "second", "--json", "--quiet")
+    assert (again.code, again.err) == (0, "")
+    summary = json.loads(again.out)  # nothing else is there
+    assert summary["status"] == result["verdict"]["status"]
+    assert summary["report"] == "second/report.html"
+    assert rows(tmp_path / "second") == rows(first)
+    assert (tmp_path / "second/config.toml").read_bytes() == (first / "config.toml").read_bytes()
+
+    # A finished run is shown again, not made again.
+    before = (first / "result.json").stat().st_mtime_ns
+    shown = fedveil("audit", "--config", "first/config.toml", "--resume")
+    assert (shown.code, shown.out) == (0, said.out)
+    assert (first / "result.json").stat().st_mtime_ns == before
+
+    # The report alone, from what was kept.
+    (first / "report.html").unlink()
+    assert fedveil("report", "first").out == "first/report.html\n"
+    assert fedveil("report", "first", "--path", "other/page.html").code == 0
+    assert (tmp_path / "other/page.html").read_bytes() == (first / "report.html").read_bytes()
+
+    refused(
+        fedveil("audit", *QUICK, "--defense", "gradient-dropout:keep=0.6", "--out", "first"),
+        "holds the finished run of this configuration",
+        "--overwrite",
+    )
+    refused(
+        fedveil("audit", *QUICK, "--out", "first"),
+        "holds the finished run of another configuration",
+        "choose another --out or add --overwrite",
+    )
+    assert fedveil("audit", *QUICK, "--rounds", "0", "--out", "first", "--overwrite").code == 0
+    assert files(first) == ["config.toml", "images.safetensors", "report.html", "result.json"]
+
+
+def test_without_training_and_without_a_folder(fedveil: Fedveil, tmp_path: Path) -> None:
+    for number in (1, 2):
+        said = fedveil("audit", *QUICK, "--rounds", "0", "--quiet")
+        assert said.code == 0, said.err
+        assert "Cost: not measured" in said.out
+        assert (tmp_path / f"fedveil-out/digits-mlp-none-{number}/report.html").is_file()
+
+
+@pytest.mark.parametrize("how", ["unrolled", "pseudo-gradient"])
+def test_fedavg_is_audited_too(fedveil: Fedveil, tmp_path: Path, how: str) -> None:
+    said = fedveil(
+        *("audit", *QUICK, "--protocol", "fedavg", "--local-epochs", "2", "--upload", "delta", "--batch-size", "2"),
+        *("--attack-batch-size", "4", "--local-steps", how, "--attack-rounds", "1,2", "--out", "avg", "--quiet"),
+        *("--defense", "clip:norm=1", "--json"),
+    )
+    assert said.code == 0, said.err
+    assert {row["role"] for row in json.loads(said.out)["rows"]} >= {"ceiling", "adaptive"}
+    result = json.loads((tmp_path / "avg/result.json").read_text(encoding="utf-8"))
+    assert result["protocol"] == "FedAvg, 2 clients, batch 2, 2 local epochs"
+    assert len(result["rows"][0]["values"]["psnr"]) == 2 * 3 * 4  # rounds, victims, examples
+
+
+def test_several_attacks_and_a_chain_from_a_file(fedveil: Fedveil, tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(
+        """
+        out = "chained"
+        quiet = true
+        json = true
+        defense = ["clip:norm=1"]
+        [[attack]]
+        name = "inverting-gradients"
+        steps = 3
+        [[attack]]
+        name = "idlg"
+        steps = 2
+        [task]
+        model = "mlp:hidden=[8]"
+        limit = 60
+        clients = 2
+        [federation]
+        rounds = 1
+        [audit]
+        victims = 2
+        """,
+        encoding="utf-8",
+    )
+    said = fedveil("audit", "--config", "run.toml", "--defense", "clip:norm=1+gaussian-noise:sigma=0.01")
+    assert said.code == 0, said.err
+    assert {row["attack"] for row in json.loads(said.out)["rows"]} == {"", "inverting-gradients", "idlg"}
+    result = json.loads((tmp_path / "chained/result.json").read_text(encoding="utf-8"))
+    assert result["defense"]["name"] == "clip + gaussian-noise"
+
+
+class Net(nn.Module):
+    """A user's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Conv2d(3, 4, 3, stride=2)
+        self.head = nn.Linear(4 * 3 * 3, 2)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.tanh(self.features(images)).flatten(1))
+
+
+def own_arrays() -> tuple[np.ndarray, np.ndarray]:
+    random = np.random.default_rng(0)
+    return random.random((60, 3, 8, 8), dtype=np.float32), random.integers(0, 2, 60)
+
+
+def test_a_model_and_data_of_the_users_own(tmp_path: Path) -> None:
+    task = fv.Task(model=Net(), data=own_arrays(), clients=3, name="my images")
+    outcome = fv.audit(
+        task,
+        defense=fv.GradientDropout(keep=0.8),
+        attack="inverting-gradients:steps=5",
+        federation=fv.Federation(rounds=1),
+        settings=fv.Audit(victims=3, candidates=5),
+        folder=tmp_path / "run",
+    )
+    page = outcome.report(tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "my images" in page
+    assert outcome.result.verdict.status in page
+    assert outcome.leakage["ceiling", "psnr"].count == 3
+    assert re.search(r"defended, adaptive attacker, inverting-gradients", str(outcome.leakage))
+
+
+def test_bad_own_data_and_models_are_one_line() -> None:
+    images, labels = own_arrays()
+    images[7, 0, 0, 0] = np.nan
+    with pytest.raises(fv.FedveilError, match="NaN") as caught:
+        fv.Task(model=Net(), data=(images, labels))
+    assert "\n" not in str(caught.value)
+    with pytest.raises(fv.FedveilError, match="parameter") as caught:
+        fv.Task(model=nn.Flatten(), data=own_arrays())
+    assert "\n" not in str(caught.value)
+
+
+def test_settings_that_cannot_work_are_refused_before_training(fedveil: Fedveil, tmp_path: Path) -> None:
+    for options, words in {
+        ("--victims", "500"): "use at most 108 victims",
+        ("--attack-rounds", "5"): "the federation trains 2 rounds",
+        ("--attack-rounds", "1,1"): "each once",
+        ("--attack-rounds", ""): "must be named",
+        ("--candidates", "1"): "at least 2",
+        ("--warmup-rounds", "1", "--defense", "clip"): "is a warm-up round",
+        ("--attack", "idlg", "--attack-batch-size", "2"): "use a batch of 1",
+        ("--source", "test", "--victims", "400"): "leave no test examples",
+        ("--data", "digits", "--model", "resnet18:norm=nix"): "norm must be",
+    }.items():
+        refused(fedveil("audit", *QUICK, "--out", "never", *options), words)
+    refused(fedveil("train", *SMALL, "--patience", "1", "--split", "own:validation=0", "--out", "never"), "validation")
+    assert files(tmp_path) == []

@@ -1,0 +1,138 @@
+"""Train, capture, attack what was captured."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+import safetensors.torch
+import torch
+from PIL import Image
+
+import fedveil as fv
+from fedveil.tasks.models.mlp import MLP
+
+from .console import SMALL, Fedveil, files, refused
+
+RECORD = (*SMALL, "--rounds", "2", "--batch-size", "2", "--record-rounds", "1", "--quiet", "--out", "run")
+QUICK = ("--attack", "inverting-gradients:steps=5", "--quiet")
+
+
+@pytest.fixture
+def trained(fedveil: Fedveil, tmp_path: Path) -> Path:
+    said = fedveil("train", *RECORD, "--defense", "gradient-dropout")
+    assert said.code == 0, said.err
+    assert "Captured updates: 2 in run/captures" in said.out
+    return tmp_path / "run"
+
+
+def test_training_leaves_a_model_a_history_and_captures(fedveil: Fedveil, trained: Path) -> None:
+    captures = ["round-0001-client-0000.safetensors", "round-0001-client-0001.safetensors"]
+    assert files(trained) == [
+        *(f"captures/{name}" for name in captures),
+        "checkpoint.safetensors",
+        "config.toml",
+        "history.json",
+        "model.safetensors",
+        *(f"truths/{name}" for name in captures),
+    ]
+    history = json.loads((trained / "history.json").read_text(encoding="utf-8"))
+    assert [record["round"] for record in history["history"]] == [1, 2]
+    model = MLP(hidden=(16,)).build((1, 8, 8), 10)
+    model.load_state_dict(safetensors.torch.load_file(trained / "model.safetensors"))
+    task = fv.task("digits", model=model)
+    inputs, targets = task.test.batch(range(len(task.test)))
+    accuracy = float((model(inputs).argmax(1) == targets).float().mean())
+    assert accuracy == pytest.approx(history["utility"]["test"], abs=1e-6)
+
+
+def test_captures_with_truths_are_scored(fedveil: Fedveil, trained: Path, tmp_path: Path) -> None:
+    said = fedveil("attack", "run/captures", "--truths", "run/truths", *QUICK, "--out", "attacked")
+    assert said.code == 0, said.err
+    assert "defended, adaptive attacker, inverting-gradients" in said.out
+    assert "identified: among 4 images" in said.out
+    pictures = [name for name in files(tmp_path / "attacked") if name.endswith(".png")]
+    assert len(pictures) == 4 * 4  # images by original, naive, adaptive and floor
+    assert Image.open(tmp_path / "attacked" / pictures[0]).size == (8, 8)
+    tensors = safetensors.numpy.load_file(tmp_path / "attacked/reconstructions.safetensors")
+    assert tensors["adaptive"].shape == tensors["original"].shape == (2, 2, 1, 8, 8)
+    assert np.isfinite(tensors["adaptive"]).all()
+    refused(fedveil("attack", "run/captures", *QUICK, "--out", "attacked"), "holds an earlier attack", "--overwrite")
+    refused(fedveil("attack", "run/captures", *QUICK, "--out", "run"), "not empty")
+
+    one = "round-0001-client-0001.safetensors"
+    said = fedveil(
+        *("attack", f"run/captures/{one}", "--truth", f"run/truths/{one}", *QUICK, "--data", "digits", "--json"),
+        *("--defense", "none", "--out", "attacked", "--overwrite"),
+    )
+    summary = json.loads(said.out)
+    assert summary["identified_among"] == 100
+    assert [row["role"] for row in summary["rows"]] == ["ceiling", "noise-floor"]
+    assert summary["rows"][0]["metrics"]["psnr"]["count"] == 2
+
+
+def test_without_truths_nothing_is_scored_and_it_says_so(fedveil: Fedveil, trained: Path, tmp_path: Path) -> None:
+    said = fedveil("attack", "run/captures", "--attack", "inverting-gradients:steps=3")
+    assert said.code == 0, said.err
+    assert "the labels are read off the update" in said.err
+    assert "Nothing can be scored without the truth" in said.out
+    assert "Reconstructions are in fedveil-out/attack-1" in said.out
+    assert (tmp_path / "fedveil-out/attack-1/reconstructions.safetensors").is_file()
+
+
+def test_a_capture_from_elsewhere_needs_its_model_named(fedveil: Fedveil, tmp_path: Path) -> None:
+    model = MLP(hidden=(4,)).build((1, 6, 6), 3)
+    loss = torch.nn.functional.cross_entropy(model(torch.rand(1, 1, 6, 6)), torch.tensor([1]))
+    gradient = torch.autograd.grad(loss, list(model.parameters()))
+    before = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    shared = dict(zip(before, gradient, strict=True))
+    fv.Capture(kind="gradient", before=before, shared=shared, client=0, round=1, lr=(0.1,), batch_sizes=(1,)).save(
+        tmp_path / "theirs.safetensors"
+    )
+    given = ("attack", "theirs.safetensors", "--attack", "idlg:steps=2", "--quiet", "--out", "attacked")
+    refused(fedveil(*given), "--model lenet")
+    refused(fedveil(*given, "--model", "mlp:hidden=[4]"), "--shape 1,28,28")
+    refused(fedveil(*given, "--model", "mlp:hidden=[4]", "--shape", "1,6"), "channels,height,width")
+    refused(
+        fedveil(*given, "--model", "mlp:hidden=[5]", "--shape", "1,6,6", "--classes", "3"),
+        "does not fit the model",
+        "1.weight is (4, 36) in the update and (5, 36) in the model",
+    )
+    assert not (tmp_path / "attacked").exists()
+    said = fedveil(*given, "--model", "mlp:hidden=[4]", "--shape", "1,6,6", "--classes", "3")
+    assert said.code == 0, said.err
+
+
+def test_a_fedavg_capture_is_attacked_through_its_local_steps(fedveil: Fedveil, tmp_path: Path) -> None:
+    said = fedveil(
+        *("train", *SMALL, "--limit", "8", "--rounds", "1", "--protocol", "fedavg", "--batch-size", "2"),
+        *("--local-epochs", "2", "--record-rounds", "1", "--record-clients", "1", "--quiet", "--out", "run"),
+    )
+    assert said.code == 0, said.err
+    said = fedveil("attack", "run/captures", "--truths", "run/truths", *QUICK, "--json", "--out", "attacked")
+    assert said.code == 0, said.err
+    assert json.loads(said.out)["rows"][0]["metrics"]["psnr"]["count"] == 4  # not once per epoch
+
+
+def test_what_cannot_be_attacked_is_refused(fedveil: Fedveil, trained: Path, tmp_path: Path) -> None:
+    one = "run/captures/round-0001-client-0000.safetensors"
+    out = ("--out", "attacked")
+    refused(fedveil("attack", "nowhere.safetensors", *out), "there is no fedveil capture at nowhere.safetensors")
+    refused(fedveil("attack", "run/truths", *out), "is not a fedveil capture")
+    refused(fedveil("attack", one, "--truth", one, *out), "is not a fedveil truth")
+    refused(fedveil("attack", one, "--truths", "run/captures", "--truth", one, *out), "not both")
+    refused(fedveil("attack", "run/captures", "--truth", one, *out), "2 captures but 1 truths")
+    refused(fedveil("attack", one, "--labels", "known", *out), "needs the truths", "--labels recovered")
+    refused(fedveil("attack", one, "--labels", "guessed", *out), "unknown source of labels", "recovered")
+    refused(fedveil("attack", one, "--labels", "known", "--attack", "dlg", *out), "always takes labels 'optimized'")
+    refused(fedveil("attack", one, "--model", "lenet", *out), "does not fit the model")
+    refused(fedveil("attack", one, "--attack", "dgl", *out), "did you mean 'dlg'?")
+    refused(fedveil("attack", one, "--backend", "fats", *out), "unknown backend")
+    refused(fedveil("attack", one, "--truths", "run/truths", "--data", "digts", *out), "did you mean 'digits'?")
+    damaged = tmp_path / "damaged.safetensors"
+    damaged.write_bytes((tmp_path / one).read_bytes()[:-50])
+    refused(fedveil("attack", damaged, *out), "damaged")
+    assert not (tmp_path / "attacked").exists()

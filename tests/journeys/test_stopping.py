@@ -1,0 +1,140 @@
+"""A run that is stopped or killed goes on as if nothing had happened."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .console import SMALL, Fedveil, environment, files, program, refused, run_program
+
+LONG = (*SMALL, "--rounds", "40", "--victims", "2", "--attack", "inverting-gradients:steps=6", "--candidates", "10")
+DEFENDED = ("--defense", "gradient-dropout", "--backend", "stacked", "--seed", "4")
+
+
+def begin(*arguments: str | Path, cwd: Path, until: Path) -> subprocess.Popen[str]:
+    """Start a command and wait until it has written a file."""
+    running = subprocess.Popen(
+        program(*arguments), cwd=cwd, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 60
+    while not until.exists():
+        assert running.poll() is None, running.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return running
+
+
+def numbers(folder: Path) -> dict[str, Any]:
+    """All of a result that is not time."""
+    result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    cost = {key: result["cost"][key] for key in ("rounds", "defended", "undefended", "difference", "history")}
+    return {"rows": result["rows"], "cost": cost, "config": result["provenance"]["config"]}
+
+
+def test_killed_in_training_it_goes_on_to_the_same_numbers(fedveil: Fedveil, tmp_path: Path) -> None:
+    out = tmp_path / "killed"
+    running = begin(
+        "audit", *LONG, *DEFENDED, "--out", "killed", cwd=tmp_path, until=out / "defended/checkpoint.safetensors"
+    )
+    running.send_signal(signal.SIGKILL)
+    running.communicate()
+    assert running.returncode == -signal.SIGKILL
+    assert not (out / "result.json").exists()
+
+    refused(fedveil("audit", *LONG, *DEFENDED, "--out", "killed"), "half-done run of this configuration", "--resume")
+    refused(
+        fedveil("audit", *LONG, *DEFENDED, "--lr", "0.3", "--out", "killed", "--resume"),
+        "half-done run of another configuration",
+        "federation lr was 0.1, is now 0.3",
+    )
+    rounds_before = json_rounds(out / "undefended/checkpoint.safetensors")
+    assert rounds_before == 40
+
+    resumed = fedveil("audit", "--config", "killed/config.toml", "--resume")
+    assert resumed.code == 0, resumed.err
+    assert (
+        resumed.err.count("training: round 40/40") == 1
+    )  # the undefended run was finished: nothing of it is done again
+    whole = fedveil("audit", *LONG, *DEFENDED, "--out", "whole", "--quiet")
+    assert whole.code == 0, whole.err
+    assert numbers(out) == numbers(tmp_path / "whole")
+
+
+def json_rounds(path: Path) -> int:
+    """How many rounds a checkpoint tells of."""
+    content = path.read_bytes()
+    size = int.from_bytes(content[:8], "little")
+    return len(json.loads(json.loads(content[8 : 8 + size])["__metadata__"]["fedveil"])["history"])
+
+
+@pytest.mark.parametrize("command", ["audit", "train"])
+def test_ctrl_c_says_how_to_go_on_and_leaves_nothing_half_written(tmp_path: Path, command: str) -> None:
+    options = LONG if command == "audit" else (*SMALL, "--rounds", "300")
+    folder = tmp_path / "out put"  # with a space, which the line must quote
+    checkpoint = folder / ("undefended" if command == "audit" else "") / "checkpoint.safetensors"
+    running = begin(
+        command, *options, "--rounds", "300", "--quiet", "--out", folder.name, cwd=tmp_path, until=checkpoint
+    )
+    running.send_signal(signal.SIGINT)
+    out, err = running.communicate(timeout=30)
+    assert (running.returncode, out) == (130, "")
+    assert err == f"fedveil: stopped; go on with: fedveil {command} --config 'out put/config.toml' --resume\n"
+    left = {"config.toml", str(checkpoint.relative_to(folder))}
+    assert set(files(folder)) == left
+
+
+def test_a_resumed_training_equals_one_in_one_go(fedveil: Fedveil, tmp_path: Path) -> None:
+    options = (
+        *SMALL,
+        "--rounds",
+        "60",
+        "--defense",
+        "gradient-dropout",
+        "--backend",
+        "stacked",
+        "--record-rounds",
+        "1,60",
+    )
+    running = begin("train", *options, "--out", "cut", cwd=tmp_path, until=tmp_path / "cut/checkpoint.safetensors")
+    running.send_signal(signal.SIGKILL)
+    running.communicate()
+    assert not (tmp_path / "cut/history.json").exists()
+    assert fedveil("train", "--config", "cut/config.toml", "--resume", "--quiet").code == 0
+    assert fedveil("train", *options, "--out", "whole", "--quiet").code == 0
+    assert files(tmp_path / "cut") == files(tmp_path / "whole")
+    for name in files(tmp_path / "whole"):
+        if name.startswith(("captures/", "truths/", "model")):
+            assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
+
+
+def test_a_damaged_or_foreign_checkpoint_is_refused(fedveil: Fedveil, tmp_path: Path) -> None:
+    assert fedveil("train", *SMALL, "--rounds", "2", "--out", "a", "--quiet").code == 0
+    assert fedveil("train", *SMALL, "--rounds", "2", "--seed", "9", "--out", "b", "--quiet").code == 0
+    checkpoint = tmp_path / "a/checkpoint.safetensors"
+    checkpoint.write_bytes((tmp_path / "b/checkpoint.safetensors").read_bytes())
+    refused(fedveil("train", "--config", "a/config.toml", "--resume"), "belongs to another run", "seed was 9, is now 0")
+    checkpoint.write_bytes(checkpoint.read_bytes()[:-100])
+    refused(fedveil("train", "--config", "a/config.toml", "--resume"), "damaged")
+
+
+def test_an_unforeseen_error_is_one_line_too(tmp_path: Path, fedveil: Fedveil, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*arguments: object, **options: object) -> None:
+        raise ZeroDivisionError("first\nsecond")
+
+    monkeypatch.setattr("fedveil.cli.runs.federate", broken)
+    said = fedveil("train", *SMALL, "--quiet")
+    assert said.code == 1
+    assert said.err == "fedveil: ZeroDivisionError: first second (set FEDVEIL_DEBUG=1 for the traceback)\n"
+    monkeypatch.setenv("FEDVEIL_DEBUG", "1")
+    assert "Traceback" in fedveil("train", *SMALL, "--quiet").err
+
+
+def test_the_program_itself_refuses_in_one_line(tmp_path: Path) -> None:
+    refused(run_program("audit", "--data", "digts", cwd=tmp_path), "did you mean 'digits'?")
+    assert files(tmp_path) == []
