@@ -203,4 +203,14 @@ def says_what_it_is(spec):
     assert (type(defense).__doc__ or "").strip()
     promise = defense.guarantee(EXPOSURE)
     assert promise.sentence.startswith("Formal guarantee:")
-    assert promise.formal or promise.epsilon is None
+    assert promise.formal == (promise.mechanism is not None)
+    assert promise.formal == (defense.promises != "nothing formal")
+
+
+def has_a_strength_axis(spec):
+    defense = defenses.parse(spec)
+    if defense.strength is not None:
+        assert defense.strength.field in {field.name for field in dataclasses.fields(defense)}
+        assert isinstance(getattr(defense, defense.strength.field), float | int)
+    else:
+        assert defense.name == "none"

@@ -31,6 +31,7 @@ def test_identity_settings_change_nothing(spec):
         laws.measures_are_plain_numbers,
         laws.spelling_reads_back,
         laws.says_what_it_is,
+        laws.has_a_strength_axis,
     ],
     ids=lambda law: law.__name__,
 )

@@ -66,7 +66,7 @@ def test_predicted_cosine_is_the_measured_one(defense, law):
 def test_no_guarantee_is_claimed_without_clipping(defense, law):
     promise = defense.guarantee(EXPOSURE)
     assert not promise.formal
-    assert promise.epsilon is None
+    assert promise.mechanism is None
     assert "none" in promise.sentence
 
 

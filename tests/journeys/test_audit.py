@@ -181,7 +181,7 @@ def test_bad_own_data_and_models_are_one_line() -> None:
 
 def test_settings_that_cannot_work_are_refused_before_training(fedveil: Fedveil, tmp_path: Path) -> None:
     for options, words in {
-        ("--victims", "500"): "use at most 108 victims",
+        ("--victims", "500"): "use at most 120 victims",
         ("--attack-rounds", "5"): "the federation trains 2 rounds",
         ("--attack-rounds", "1,1"): "each once",
         ("--attack-rounds", ""): "must be named",

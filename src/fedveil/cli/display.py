@@ -22,9 +22,13 @@ class Stopped(Exception):
 
 
 class Display:
-    """The progress of one run. A quiet one shows nothing."""
+    """The progress of one run. A quiet one shows nothing.
 
-    def __init__(self, *, quiet: bool = False) -> None:
+    A resumed run shows its first stage once its checkpoint was found to be right: a refusal is one line.
+    """
+
+    def __init__(self, *, quiet: bool = False, resumes: bool = False) -> None:
+        self._held: list[str] | None = [] if resumes else None
         self.console = Console(stderr=True, quiet=quiet, highlight=False)
         self._bar: Progress | None = None
         self._id: TaskID | None = None
@@ -32,13 +36,30 @@ class Display:
     def stage(self, line: str) -> None:
         """Name the stage that starts."""
         self._close()
+        if self._held is not None and not self._held:
+            self._held.append(line)
+            return
+        self.release()
         self.console.print(f"{line} …", soft_wrap=True, markup=False)
+
+    def release(self) -> None:
+        """Show the line that was held back."""
+        held, self._held = self._held or [], None
+        for line in held:
+            self.console.print(f"{line} …", soft_wrap=True, markup=False)
 
     def observers(self) -> tuple[Observer, ...]:
         """Who watches the training."""
+        from fedveil.federation.observers import Observer
         from fedveil.federation.progress import ProgressBar
 
-        return () if self.console.quiet else (ProgressBar(console=self.console),)
+        release = self.release
+
+        class Started(Observer):
+            def on_start(self, *told: object) -> None:
+                release()
+
+        return () if self.console.quiet else (Started(), ProgressBar(console=self.console))
 
     def attack(self, done: int, total: int) -> None:
         """Steps of an attack, as the engine counts them."""

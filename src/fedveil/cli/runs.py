@@ -16,7 +16,8 @@ from fedveil.cli.config import Config
 from fedveil.cli.display import Display
 from fedveil.cli.folder import CONFIG, Claim, claim
 from fedveil.cli.options import Given
-from fedveil.federation.run import Run, federate
+from fedveil.federation.run import Run, engine_for, federate
+from fedveil.federation.steps import Plan
 from fedveil.files import write_atomically
 from fedveil.tasks.task import Task
 
@@ -30,8 +31,9 @@ def run_audit(given: Given) -> None:
         return
     task = config.build_task()
     check_audit(task, config.chain, list(config.attack), config.federation, config.audit, train=config.trains)
+    _check_training(config, task)
     place.take(config)
-    display = Display(quiet=config.quiet)
+    display = Display(quiet=config.quiet, resumes=place.resumes)
     command = _command(config, place)
     with display.running(f"{command} --resume"):
         outcome = audit(
@@ -82,9 +84,9 @@ def run_train(given: Given) -> None:
     config = Config.read("train", given)
     place = claim(config, given.config, resume=given.resume)
     task = config.build_task()
-    config.chain.check_message(config.federation.message)
+    _check_training(config, task)
     place.take(config)
-    display = Display(quiet=config.quiet)
+    display = Display(quiet=config.quiet, resumes=place.resumes)
     with display.running(f"{_command(config, place)} --resume"):
         display.stage(f"training under {config.chain}" if config.defense else "training")
         run = federate(
@@ -100,6 +102,12 @@ def run_train(given: Given) -> None:
         )
         _save_run(run, task, place)
     _show_run(run, place, config)
+
+
+def _check_training(config: Config, task: Task) -> None:
+    """Refuse what the federation would refuse, while nothing is written yet."""
+    engine = engine_for(task, config.federation, backend=config.backend, device=config.device)
+    Plan(task, config.chain, config.federation, config.seed, engine).check()
 
 
 def _save_run(run: Run, task: Task, place: Claim) -> None:
