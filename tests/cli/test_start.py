@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import subprocess
 import sys
 import time
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from fedveil.cli.display import OneLine
 from fedveil.version import __version__
 
 KINDS = ("defenses", "attacks", "datasets", "models")
@@ -60,3 +62,9 @@ def test_a_list_of_defenses_says_where_they_act_and_whose_they_are(fedveil) -> N
 def test_without_a_kind_everything_is_listed(fedveil) -> None:
     assert list(json.loads(fedveil("list", "--json").out)) == list(KINDS)
     assert all(f"{kind}:" in fedveil("list").out for kind in KINDS)
+
+
+def test_warnings_of_ours_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    record = logging.makeLogRecord({"levelname": "WARNING", "msg": "first\n  %s", "args": ("second",)})
+    OneLine().emit(record)
+    assert capsys.readouterr().err == "fedveil: warning: first second\n"

@@ -15,7 +15,7 @@ import torch
 
 from .console import SMALL, Fedveil, environment, files, program, refused, run_program
 
-LONG = (*SMALL, "--rounds", "40", "--victims", "2", "--attack", "inverting-gradients:steps=6", "--candidates", "10")
+LONG = (*SMALL, "--rounds", "24", "--victims", "2", "--attack", "inverting-gradients:steps=6", "--candidates", "10")
 DEFENDED = ("--defense", "gradient-dropout", "--backend", "stacked", "--seed", "4")
 
 
@@ -56,12 +56,12 @@ def test_killed_in_training_it_goes_on_to_the_same_numbers(fedveil: Fedveil, tmp
         "federation lr was 0.1, is now 0.3",
     )
     rounds_before = json_rounds(out / "undefended/checkpoint.safetensors")
-    assert rounds_before == 40
+    assert rounds_before == 24
 
     resumed = fedveil("audit", "--config", "killed/config.toml", "--resume")
     assert resumed.code == 0, resumed.err
     assert (
-        resumed.err.count("training: round 40/40") == 1
+        resumed.err.count("training: round 24/24") == 1
     )  # the undefended run was finished: nothing of it is done again
     whole = fedveil("audit", *LONG, *DEFENDED, "--out", "whole", "--quiet")
     assert whole.code == 0, whole.err

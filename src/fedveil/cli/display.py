@@ -92,7 +92,7 @@ class Display:
             self._close()
 
 
-class _OneLine(logging.Handler):
+class OneLine(logging.Handler):
     """Each record as one line on standard error, wherever that points by then."""
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -113,8 +113,8 @@ def set_up_logging() -> None:
     """fedveil's warnings as lines; warnings of the libraries below only when debugging."""
     logger = logging.getLogger("fedveil")
     logger.setLevel(logging.INFO if debugging() else logging.WARNING)
-    if not any(isinstance(handler, _OneLine) for handler in logger.handlers):
-        logger.addHandler(_OneLine())
+    if not any(isinstance(handler, OneLine) for handler in logger.handlers):
+        logger.addHandler(OneLine())
         logger.propagate = False
     if not debugging():
         warnings.filterwarnings("ignore")

@@ -1,0 +1,43 @@
+"""The examples are right: their configurations read, their scripts run."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+import pytest
+
+from fedveil.auditing.run import check
+from fedveil.cli.config import Config
+from fedveil.cli.options import Given
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.toml")), ids=lambda path: path.name)
+def test_a_configuration_can_be_audited(path: Path) -> None:
+    config = Config.read("audit", Given({}, path, False))
+    check(
+        config.build_task(),
+        config.chain,
+        list(config.attack),
+        config.federation,
+        config.audit,
+        train=config.trains,
+    )
+
+
+def test_the_demonstration_may_be_run_again() -> None:
+    config = Config.read("audit", Given({}, EXAMPLES / "demo.toml", False))
+    assert config.overwrite
+    assert config.out == Path("fedveil-out/demo")
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
+def test_a_script_runs(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(path), run_name="__main__")
+    assert "recognizes" in capsys.readouterr().out
+    assert list(tmp_path.rglob("report.html"))
