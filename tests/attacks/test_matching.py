@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fedveil.attacks import matching
+from fedveil.attacks import matching, tracking
 from fedveil.attacks.matching import Matching, match, quiet
 from fedveil.attacks.problem import Reconstruction
 from fedveil.errors import FedveilError
@@ -198,7 +198,7 @@ def test_restarts_take_the_lower_cost_and_never_one_that_is_not_finite():
     nan, inf = float("nan"), float("inf")
     old = result([1.0, 2.0, nan, inf, 1.0, 1.0, 1.0, nan], 0)
     new = result([2.0, 1.0, 5.0, 5.0, nan, inf, -inf, nan], 1)
-    best = matching._better(old, new)
+    best = tracking.better(old, new)
     expected = [0, 1, 1, 1, 0, 0, 0, 0]
     assert best.labels.flatten().tolist() == expected
     assert best.inputs[:, 0, 0].tolist() == expected
@@ -211,7 +211,7 @@ def test_restarts_take_the_lower_cost_and_never_one_that_is_not_finite():
 def test_restarts_differ_and_the_best_is_kept_by_cost_without_priors():
     problem = image_problem()
     several = replace(SHORT, restarts=3, total_variation=10.0)
-    counter = matching._Counter(None, 1)
+    counter = tracking.Counter(None, 1)
     matcher = matching.Matcher(problem, several, backend="stacked")
     tries = [matcher.run(problem, restart, counter) for restart in range(3)]
     assert not torch.equal(tries[0].inputs, tries[1].inputs)
@@ -278,7 +278,7 @@ def test_the_rate_falls_at_three_eighths_five_eighths_and_seven_eighths(monkeypa
 
 @pytest.mark.parametrize("steps, noted", [(1, [1]), (7, [1, 2, 3, 4, 5, 6, 7]), (100, None), (1600, None)])
 def test_what_is_noted_is_bounded_and_holds_the_thirds(steps, noted):
-    notes = matching._Notes(steps).steps
+    notes = tracking.Notes(steps).steps
     assert len(notes) <= 30
     assert notes[-1] == steps
     if noted:
@@ -453,3 +453,21 @@ def test_weights_leave_entries_out():
     clean = match(replace(problem, weight=weight), SHORT, backend="stacked")
     assert_same(clean, match(replace(problem, weight=weight, target=spoilt), SHORT, backend="stacked"))
     assert not torch.allclose(clean.inputs, match(replace(problem, target=spoilt), SHORT, backend="stacked").inputs)
+
+
+def test_alternate_tries_turn_the_sign_round():
+    problem = image_problem()
+    counter = tracking.Counter(None, 1)
+
+    def run(choices, restart):
+        return matching.Matcher(problem, choices, backend="stacked").run(problem, restart, counter)
+
+    mixed = replace(SHORT, restarts=2, alternate=True)
+    assert_same(run(mixed, 0), run(replace(SHORT, signed=True), 0))
+    assert_same(run(mixed, 1), run(replace(SHORT, signed=False), 1))
+
+
+def test_the_choice_of_a_backend_does_not_depend_on_the_clock():
+    small, large = image_problem(), image_problem()
+    assert matching.Matcher(small, SHORT, backend="auto").backend == "stacked"
+    assert matching.Matcher(large, replace(SHORT, steps=10**6), backend="auto").backend == "compiled"

@@ -104,6 +104,8 @@ def test_dlg_and_idlg_recover_most_single_digits(attack, right_labels, model):
 
 def test_published_settings_of_inverting_gradients():
     assert InvertingGradients().choices().steps == 1600
+    assert InvertingGradients.fedem().choices().restarts == 1
+    assert InvertingGradients.fedem().choices().signed
     assert InvertingGradients.fedem().choices().decay is False
     assert InvertingGradients.fedbarre().steps == 2500
     assert InvertingGradients.gradient_dropout().steps == 4000
@@ -115,8 +117,8 @@ def test_published_settings_of_inverting_gradients():
 def test_calibration_on_mnist():
     """Test images 0 to 31 one by one, untrained LeNet, 1600 steps.
 
-    The ceiling hangs on the draw of the weights: 26.7, 44.1, 56.1 and 66.0 dB for the seeds 0 to 3 of the model. Seed 0
-    is used here, and its bound says that the attack still works, not that it reaches the calibration's 31.8 dB.
+    The ceiling hangs on the draw of the weights: with signed steps alone 26.7, 44.1, 56.1 and 66.0 dB for the seeds 0
+    to 3 of the model. Seed 0, the hardest of them, is used here.
     """
     made = task_of("lenet", "mnist", DATA)
     inputs, targets = made.test.batch(range(32))
@@ -124,7 +126,7 @@ def test_calibration_on_mnist():
     problem = problem_of(made.model, inputs, targets, box=made.normalization.box())
     defense = GradientDropout(keep=0.6, sigma=5e-3)
     found = roles(inputs, problem, made.normalization.std, InvertingGradients(), "compiled", defense)
-    assert found["ceiling"] >= 25, found
+    assert found["ceiling"] >= 28, found
     assert found["floor"] <= 8, found
     assert found["naive"] <= 15, found
     assert found["adaptive"] >= 20, found

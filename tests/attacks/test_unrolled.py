@@ -9,8 +9,9 @@ from torch import nn
 from torch.func import functional_call, grad
 from torch.nn import functional as F
 
-from fedveil.attacks.matching import Matching, match, unrolled
+from fedveil.attacks.matching import Matching, match
 from fedveil.attacks.problem import LocalSteps
+from fedveil.attacks.unrolled import unrolled
 from fedveil.tree import Tree
 
 from .small import SMOOTH, as_double, decibels, digits, problem_of, task_of
@@ -27,7 +28,9 @@ def trained(model, inputs, targets, local):
         F.cross_entropy(own(x), y).backward()
         optimizer.step()
     after = dict(own.named_parameters())
-    return {n: (p - after[n]).detach() / (local.lr * local.steps) for n, p in model.named_parameters()}
+    # By how much a constant gradient of 1 would have moved a weight: lr·steps without momentum.
+    scale = sum(local.lr * local.momentum**age for step in range(local.steps) for age in range(step + 1))
+    return {n: (p - after[n]).detach() / scale for n, p in model.named_parameters()}
 
 
 def small_model():

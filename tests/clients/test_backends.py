@@ -10,12 +10,14 @@ from torch.nn import functional as F
 from fedveil.clients.engine import Engine
 from fedveil.errors import FedveilError
 from fedveil.streams import Streams
+from fedveil.tasks.inputs import map_inputs
 from fedveil.tree import Tree
 
 from .plain import (
     MODELS,
     STACKABLE,
     assert_trees_close,
+    call,
     client_model,
     make_case,
     plain_example_gradients,
@@ -233,6 +235,69 @@ def test_features_of_a_missing_or_idle_layer_are_refused(backend):
         case.engine(backend).features("nowhere", *case.arguments())
     with pytest.raises(FedveilError, match="'unused'"):
         case.engine(backend).features("unused", *case.arguments())
+
+
+# ---- sensitivity of what a layer takes in --------------------------------------------------------------
+
+
+def plain_sensitivity(case, layer, chosen):
+    """Features and the norms of their derivatives, one plain backward pass each."""
+    features, norms = [], []
+    for k in range(case.clients):
+        model, caught = client_model(case, k), []
+        own = map_inputs(lambda t, k=k: t[k].clone(), case.inputs)
+        leaf = own if case.perturb is None else own[case.perturb]
+        leaf.requires_grad_()
+        model.get_submodule(layer).register_forward_hook(lambda *seen, into=caught: into.append(seen[1][0]))
+        call(model, own)
+        taken = caught[-1]
+        slopes = [torch.autograd.grad(taken[:, i].sum(), leaf, retain_graph=True)[0] for i in chosen[k].tolist()]
+        features.append(taken[:, chosen[k]].detach())
+        norms.append(torch.stack([slope.flatten(1).norm(dim=1) for slope in slopes], dim=1))
+    return torch.stack(features), torch.stack(norms)
+
+
+SENSED = [
+    ("conv", "4"),
+    ("mlp", "0"),
+    ("batch norm", "6"),
+    ("dropout", "4"),
+    ("tied", "head"),
+    ("named inputs", "head"),
+]
+
+
+@pytest.mark.parametrize("name, layer", SENSED)
+@both_backends
+def test_sensitivity_equals_single_backward_passes(name, layer, backend):
+    case = make_case(name, dtype=torch.float64)
+    width = case.model.get_submodule(layer).in_features
+    chosen = torch.stack([torch.randperm(width)[:5] for _ in range(case.clients)])
+    params, buffers, inputs, _, streams = case.arguments()
+    found = case.engine(backend, chunk=2).sensitivity(layer, chosen, params, buffers, inputs, streams)
+    torch.testing.assert_close(found, plain_sensitivity(case, layer, chosen), rtol=1e-9, atol=1e-12)
+    assert not any(tensor.requires_grad for tensor in found)
+
+
+@both_backends
+def test_sensitivity_refuses_what_it_cannot_serve_and_leaves_no_hook_behind(backend):
+    case = make_case("conv")
+    params, buffers, inputs, _, streams = case.arguments()
+    engine, chosen = case.engine(backend), torch.zeros(case.clients, 1, dtype=torch.int64)
+    with pytest.raises(FedveilError, match="no layer 'nowhere'"):
+        engine.sensitivity("nowhere", chosen, params, buffers, inputs, streams)
+    with pytest.raises(FedveilError, match="one row of features per example"):
+        engine.sensitivity("0", chosen, params, buffers, inputs, streams)
+    assert not any(module._forward_pre_hooks for module in engine.model.modules())
+
+
+def test_sensitivity_is_not_compiled(caplog):
+    case = make_case("mlp")
+    params, buffers, inputs, _, streams = case.arguments()
+    chosen = torch.arange(3).expand(case.clients, 3)
+    found = case.engine("compiled").sensitivity("0", chosen, params, buffers, inputs, streams)
+    torch.testing.assert_close(found, plain_sensitivity(case, "0", chosen))
+    assert not caplog.records
 
 
 # ---- what is refused ----------------------------------------------------------------------------------

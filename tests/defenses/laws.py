@@ -24,14 +24,36 @@ from fedveil.tree import Tree
 NAMES = list(defenses.entries())
 # Settings that leave the update as it is.
 IDENTITY = {
+    "dp-clip": ["dp-clip:clip=1e6,sigma=0", "dp-clip:clip=1e6,sigma=0,at=upload"],
+    "cdp": ["cdp", "cdp:noise_multiplier=100,clip=0.1"],  # it acts on the server only
     "none": ["none"],
     "gaussian-noise": ["gaussian-noise:sigma=0", "gaussian-noise:sigma=0,at=upload"],
     "laplace-noise": ["laplace-noise:scale=0"],
     "clip": ["clip:norm=1e6", "clip:norm=1e30,order=l1", "clip:norm=1e300"],
     "gradient-dropout": ["gradient-dropout:keep=1", "gradient-dropout:keep=1,match_spread=true"],
+    "gradient-masking": ["gradient-masking:share=0"],
+    "gradient-pruning": ["gradient-pruning:prune=0", "gradient-pruning:prune=0,scope=model"],
+    "soteria": ["soteria:prune=0"],
+    "noise-add": ["noise-add:ratio=0"],
+    "ldpm": ["ldpm:sigma=0,clip=1e6"],
+    "ppfa": ["ppfa:epsilon=1", "ppfa:epsilon=0.8,c=0.2,at=gradient"],
+    "fedem": ["fedem:radius=0", "fedem:radius=0,norm=linf,step=relative"],
+    "fedcrap": ["fedcrap:radius=0", "fedcrap:radius=0,share=1,projection=masked,freeze=true"],
+    "fedbarre": ["fedbarre:models=1,lr=0,high=0", "fedbarre:lr=0,high=0"],
+    "spm": ["spm:epsilon=50", "spm:epsilon=50,debias=true"],
+    "pnpm": ["pnpm:epsilon=50"],
 }
 # Settings beside the defaults that the laws are checked at.
 SETTINGS = {
+    "dp-clip": ["dp-clip:clip=0.01,sigma=1", "dp-clip:at=upload"],
+    "dp-gaussian": ["dp-gaussian:epsilon=0.1,clip=0.1", "dp-gaussian:epsilon=100,delta=1e-9,at=upload"],
+    "dp-laplace": ["dp-laplace:epsilon=0.1", "dp-laplace:epsilon=50,order=l2", "dp-laplace:at=upload"],
+    "dp-sgd": ["dp-sgd:noise_multiplier=1e-3,clip=0.01", "dp-sgd:clip=100"],
+    "spm": ["spm:epsilon=0.001", "spm:epsilon=3.9,debias=true"],
+    "pnpm": ["pnpm:epsilon=0.001", "pnpm:epsilon=50"],
+    "pm": ["pm:epsilon=0.001", "pm:epsilon=15,bound=0.1", "pm:epsilon=50"],
+    "duchi": ["duchi:epsilon=0.001", "duchi:epsilon=50,bound=0.1"],
+    "ldp-fl": ["ldp-fl:adaptive=true", "ldp-fl:epsilon=0.001,center=-0.2", "ldp-fl:epsilon=50,adaptive=true"],
     "clip": ["clip:norm=0.01", "clip:norm=0.01,order=l1", "clip:at=upload,norm=0.1"],
     "gaussian-noise": ["gaussian-noise:sigma=0.1", "gaussian-noise:at=upload"],
     "laplace-noise": ["laplace-noise:scale=0.1", "laplace-noise:at=upload"],
@@ -41,6 +63,20 @@ SETTINGS = {
         "gradient-dropout:sigma=0",
         "gradient-dropout:at=upload",
     ],
+}
+SETTINGS |= {
+    "fedem": ["fedem:radius=2,min_radius=1,step=relative", "fedem:radius=1,norm=linf,min_radius=0.5,freeze=true"],
+    "fedcrap": ["fedcrap:radius=4,share=0.4,step=relative", "fedcrap:radius=2,share=0.5,projection=masked"],
+    "fedbarre": ["fedbarre:high=2,low=1,epochs=2,lam=0", "fedbarre:selection=mixed", "fedbarre:sigma=0,low=0.01"],
+}
+SETTINGS |= {
+    "gradient-masking": ["gradient-masking:share=0.9"],
+    "gradient-pruning": ["gradient-pruning:prune=0.3", "gradient-pruning:prune=0.5,scope=model"],
+    "sign-compression": ["sign-compression:scale=0.01", "sign-compression:flip=0.2"],
+    "soteria": ["soteria:prune=0.3", 'soteria:layer="0",prune=0.6', 'soteria:layer="0",features=3'],
+    "noise-add": ["noise-add:ratio=2"],
+    "ldpm": ["ldpm:sigma=0.1,clip=0.01"],
+    "ppfa": ["ppfa:direction=random", "ppfa:at=gradient,epsilon=0.1", "ppfa:steps=3,lr=1,diameter=10"],
 }
 EVERY = [(name, spec) for name in NAMES for spec in (name, *SETTINGS.get(name, ()))]
 EXPOSURE = Exposure(parameters=1000, rounds=10, steps_per_round=1, sampling_rate=1.0)
@@ -57,7 +93,7 @@ def make_batch(clients=4, size=6, dtype=torch.float32, seed=0):
     generator = torch.Generator().manual_seed(1)
     model = copy.deepcopy(small_model()).to(dtype)
     params = Tree.expand({n: p.detach() for n, p in model.named_parameters()}, clients).map(torch.clone)
-    return ClientBatch(
+    batch = ClientBatch(
         Engine(model, F.cross_entropy, backend="loop"),
         params,
         Tree({}),
@@ -65,6 +101,10 @@ def make_batch(clients=4, size=6, dtype=torch.float32, seed=0):
         torch.randint(0, 3, (clients, size), generator=generator),
         Streams.seeded(seed, range(clients), "law"),
     )
+    held_out = torch.randn(clients, 8, 5, generator=generator).to(dtype), torch.arange(8).expand(clients, 8) % 3
+    own = batch.streams.fold("validation")
+    batch.validation = dataclasses.replace(batch, inputs=held_out[0], targets=held_out[1], streams=own)
+    return batch
 
 
 def rows(batch, index):
@@ -77,6 +117,7 @@ def rows(batch, index):
         targets=batch.targets[index],
         streams=batch.streams.rows(index),
         state={},
+        validation=batch.validation and rows(batch.validation, index),
     )
 
 

@@ -7,14 +7,13 @@ from fedveil.defenses.base import Defense, Facts, Knowledge
 from fedveil.defenses.chain import Chain, ClientStates
 from fedveil.defenses.clip import Clip
 from fedveil.defenses.gradient_dropout import GradientDropout
-from fedveil.defenses.guarantee import Exposure, Guarantee, PureLDP
 from fedveil.defenses.noise import GaussianNoise, LaplaceNoise
 from fedveil.defenses.none import NoDefense
 from fedveil.errors import FedveilError
 from fedveil.fields import declared
 from fedveil.streams import Streams
 
-from .laws import EXPOSURE, equal, make_batch
+from .laws import equal, make_batch
 
 
 @declared
@@ -246,7 +245,53 @@ def test_sampling_and_aggregation():
     update = make_batch().gradient()
     assert equal(chain.aggregate(update, torch.ones(4), streams), update * 2.0)
     assert Chain.of("clip").sample(torch.zeros(9), 3, streams) is None
+    assert chain.composes
+    assert not Chain.of("clip").composes
     assert not Chain.of("clip").aggregates
+
+
+@declared
+class PickyNoise(GaussianNoise):
+    """Acts on the gradient and chooses the batch too."""
+
+    name = "picky-noise"
+
+    def sample(self, labels, size, streams):
+        return (streams.uniform(len(labels))[0] < 0.5).nonzero().flatten()
+
+
+@declared
+class RandomSizes(PickyNoise):
+    name = "random-sizes"
+    random_sizes = True
+
+
+def test_a_defense_chooses_the_batch_whatever_its_place():
+    streams = Streams.seeded(0, [0])
+    fixed, free = Chain((Clip(), PickyNoise())), Chain((Clip(), RandomSizes()))
+    expected = PickyNoise().sample(torch.zeros(99), 50, streams.fold("place", 1, "sample"))
+    for chain in (fixed, free):
+        assert torch.equal(chain.sample(torch.zeros(99), 50, streams), expected)
+    assert fixed.sample(torch.zeros(99), 50, streams, fixed_size=True) is not None
+    assert free.sample(torch.zeros(99), 50, streams, fixed_size=True) is None
+    assert (fixed.composes, fixed.random_sizes, free.composes, free.random_sizes) == (True, False, False, True)
+
+
+def test_the_choice_of_a_batch_shares_no_random_numbers_with_the_noise():
+    seen = []
+
+    class Nosy(Defense):
+        def sample(self, labels, size, streams):
+            seen.append(streams.uniform(8))
+
+        def protect(self, update, batch):
+            seen.append(batch.streams.rows([0]).uniform(8))
+            return update
+
+    chain, batch = Chain((Nosy(),)), make_batch(clients=1)
+    chain.sample(torch.zeros(9), 3, batch.streams)
+    chain.step(batch, [{}])
+    assert not torch.equal(*seen)
 
 
 # ---- memory -----------------------------------------------------------------------------------------------
@@ -300,18 +345,7 @@ def test_memory_of_a_round_is_forgotten_and_that_of_a_run_kept():
     assert states[1]["visits"].tolist() == [1.0, 1.0]
 
 
-# ---- what is promised and known -----------------------------------------------------------------------------
-
-
-def test_guarantees_of_a_chain():
-    class Formal(Defense):
-        def guarantee(self, exposure: Exposure) -> Guarantee:
-            return Guarantee("Formal guarantee: ε = 1.", formal=True, mechanism=PureLDP(1.0, 10))
-
-    assert Chain((Formal(),)).guarantee(EXPOSURE).mechanism == PureLDP(1.0, 10)
-    assert Chain((Clip(), Formal())).guarantee(EXPOSURE).sentence == "Formal guarantee: ε = 1."
-    assert not Chain((Clip(), GaussianNoise())).guarantee(EXPOSURE).formal
-    assert not Chain().guarantee(EXPOSURE).formal
+# ---- what is known -----------------------------------------------------------------------------
 
 
 def test_knowledge_is_undone_from_the_end():

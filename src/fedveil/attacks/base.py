@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from fedveil.attacks.matching import Matching, Progress, match
+from fedveil.attacks.matching import Matching, match
 from fedveil.attacks.problem import Problem, Reconstruction
+from fedveil.attacks.tracking import Progress
 from fedveil.clients.engine import Backend
 
 

@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -20,11 +21,13 @@ from torch.func import grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedveil.attacks.costs import COSTS, CostName
+from fedveil.attacks.effort import worth_compiling
 from fedveil.attacks.labels import read_label, recover_labels
 from fedveil.attacks.lbfgs import StackedLBFGS
 from fedveil.attacks.priors import mean_square, total_variation
-from fedveil.attacks.problem import LocalSteps, Problem, Reconstruction
-from fedveil.clients.choose import COMPILE_SECONDS, COMPILED_SAVES
+from fedveil.attacks.problem import Problem, Reconstruction
+from fedveil.attacks.tracking import Counter, Notes, Progress, better
+from fedveil.attacks.unrolled import unrolled
 from fedveil.clients.dropout import KeyedDropout
 from fedveil.clients.engine import BACKENDS, Backend, Engine, compile_once, compiler_found
 from fedveil.errors import FedveilError, unknown_name
@@ -33,10 +36,8 @@ from fedveil.tree import Tree, per_client
 log = logging.getLogger("fedveil")
 
 LabelsFrom = Literal["known", "idlg", "recovered", "optimized"]
-Progress = Callable[[int, int], None]  # (steps done, steps in all), over all chunks of victims
 Row = dict[str, Tensor]
 
-NOTED = 30  # how often cost and iterates are noted: a multiple of 3, for the marks at 1/3 and 2/3
 MOST_VICTIMS = 32  # stacked at a time
 
 
@@ -49,6 +50,7 @@ class Matching:
     optimizer: Literal["adam", "lbfgs"] = "adam"
     lr: float = 0.1
     signed: bool = True  # Adam sees the sign of the input gradient only
+    alternate: bool = False  # of several tries, every second one turns `signed` round
     decay: bool = True  # the rate falls to a tenth at 3/8, 5/8 and 7/8 of the steps
     boxed: bool = True  # inputs are clamped to valid pixels after every step
     total_variation: float = 0.0
@@ -74,10 +76,10 @@ def match(
     best: Reconstruction | None = None
     with sdpa_kernel(SDPBackend.MATH):  # the fast attention kernels have no second derivative
         matcher = Matcher(problem, choices, backend=backend, chunk=chunk)
-        report = _Counter(progress, choices.steps * choices.restarts * matcher.chunks(problem.count))
+        report = Counter(progress, choices.steps * choices.restarts * matcher.chunks(problem.count))
         for restart in range(choices.restarts):
             tried = matcher.run(problem, restart, report)
-            best = tried if best is None else _better(best, tried)
+            best = tried if best is None else better(best, tried)
     assert best is not None
     return best
 
@@ -211,7 +213,7 @@ class Matcher:
 
     # ---- running ----------------------------------------------------------------------------------------
 
-    def run(self, problem: Problem, restart: int, progress: _Counter) -> Reconstruction:
+    def run(self, problem: Problem, restart: int, progress: Counter) -> Reconstruction:
         """One try for every victim, chunk by chunk; the last chunk is filled with dummy victims."""
         parts = []
         for start in range(0, problem.count, self.chunk):
@@ -247,7 +249,7 @@ class Matcher:
             variables["labels"] = streams.normal(problem.batch_size, problem.classes).to(like)
         return variables
 
-    def _chunk(self, problem: Problem, restart: int, progress: _Counter) -> Reconstruction:
+    def _chunk(self, problem: Problem, restart: int, progress: Counter) -> Reconstruction:
         begun = time.perf_counter()
         variables = self._start(problem, restart)
         noise_streams = problem.streams.fold("noise", restart)
@@ -259,8 +261,9 @@ class Matcher:
             noise = noise_streams.normal(*shape).to(like) if self._simulate else no_noise
             return self._evaluate(at, (*fixed, noise))
 
-        notes = _Notes(self.choices.steps)
-        optimize = self._adam if self.choices.optimizer == "adam" else self._lbfgs
+        notes = Notes(self.choices.steps)
+        signed = self.choices.signed != (self.choices.alternate and restart % 2 == 1)
+        optimize = partial(self._adam, signed=signed) if self.choices.optimizer == "adam" else self._lbfgs
         variables, cost = optimize(variables, evaluate, problem, notes, progress)
         labels = problem.labels if problem.labels is not None else variables["labels"].argmax(-1)
         return Reconstruction(
@@ -278,8 +281,10 @@ class Matcher:
         variables: Row,
         evaluate: Callable[[Row], tuple[Row, Tensor]],
         problem: Problem,
-        notes: _Notes,
-        progress: _Counter,
+        notes: Notes,
+        progress: Counter,
+        *,
+        signed: bool,
     ) -> tuple[Row, Tensor]:
         steps = self.choices.steps
         optimizer = torch.optim.Adam(list(variables.values()), lr=self.choices.lr)
@@ -292,7 +297,7 @@ class Matcher:
             broken = ~Tree(gradients).isfinite()
             before = {name: variable[broken] for name, variable in variables.items()} if broken.any() else {}
             for name, variable in variables.items():
-                gradient = gradients[name].sign() if self.choices.signed and name == "inputs" else gradients[name]
+                gradient = gradients[name].sign() if signed and name == "inputs" else gradients[name]
                 variable.grad = gradient.masked_fill(per_client(broken, gradient), 0.0) if before else gradient
             optimizer.step()
             schedule.step()
@@ -308,8 +313,8 @@ class Matcher:
         variables: Row,
         evaluate: Callable[[Row], tuple[Row, Tensor]],
         problem: Problem,
-        notes: _Notes,
-        progress: _Counter,
+        notes: Notes,
+        progress: Counter,
     ) -> tuple[Row, Tensor]:
         tree = Tree(variables)
         optimizer = StackedLBFGS(lr=self.choices.lr)
@@ -346,9 +351,6 @@ class Matcher:
         arguments = (self._start(some, 0), (*self._fixed(some), noise))
         try:
             self._evaluate(*arguments, backend="stacked")
-            begun = time.perf_counter()
-            self._evaluate(*arguments, backend="stacked")
-            seconds = time.perf_counter() - begun
         except Exception as error:  # whatever a foreign module raises under vmap is the reason
             reason = str(error).strip().partition("\n")[0][:200]
             if backend != "auto":
@@ -359,79 +361,10 @@ class Matcher:
             return "compiled" if backend == "compiled" and compiler_found() else "stacked"
         evaluations = self.choices.steps * self.choices.restarts * self.chunks(problem.count)
         evaluations *= 20 if self.choices.optimizer == "lbfgs" else 1
-        worth = seconds * evaluations * COMPILED_SAVES > 2 * COMPILE_SECONDS
+        worth = worth_compiling(problem, evaluations, self.chunk)
         return "compiled" if worth and compiler_found() else "stacked"
-
-
-def unrolled(
-    gradient: Callable[..., Row], local: LocalSteps, params: Row, buffers: Row, inputs: Tensor, labels: Tensor
-) -> Row:
-    """The pseudo-gradient of local SGD, step by step, as a differentiable function of the inputs."""
-    weights, velocity = params, {name: torch.zeros_like(w) for name, w in params.items()}
-    batches = -(-len(inputs) // local.batch_size)  # the last of an epoch may be smaller
-    for step in range(local.steps):
-        batch = slice((step % batches) * local.batch_size, (step % batches + 1) * local.batch_size)
-        found = gradient(weights, buffers, inputs[batch], labels[batch])
-        found = {n: g + local.weight_decay * weights[n] for n, g in found.items()} if local.weight_decay else found
-        velocity = {n: local.momentum * velocity[n] + g for n, g in found.items()}
-        weights = {n: w - local.lr * velocity[n] for n, w in weights.items()}
-    return {name: (params[name] - w) / (local.lr * local.steps) for name, w in weights.items()}
-
-
-def _better(best: Reconstruction, tried: Reconstruction) -> Reconstruction:
-    """Each victim's try with the lower final cost; one that is not finite never wins over one that is."""
-    old, new = (cost.masked_fill(~cost.isfinite(), torch.inf) for cost in (best.cost, tried.cost))
-    wins = new < old
-
-    def pick(a: Tensor, b: Tensor, axis: int = 0) -> Tensor:
-        shape = [1] * a.dim()
-        shape[axis] = -1
-        return torch.where(wins.reshape(shape), b, a)
-
-    return Reconstruction(
-        inputs=pick(best.inputs, tried.inputs),
-        labels=pick(best.labels, tried.labels),
-        cost=pick(best.cost, tried.cost),
-        steps=best.steps,
-        costs=pick(best.costs, tried.costs),
-        iterates=pick(best.iterates, tried.iterates, axis=1),
-        seconds=best.seconds + tried.seconds,
-    )
 
 
 def _like(problem: Problem) -> Tensor:
     """A tensor of the type and on the device that the attack runs in: those of the update."""
     return next(iter(problem.target.values()))
-
-
-class _Notes:
-    """Costs and iterates at evenly spaced steps."""
-
-    def __init__(self, steps: int) -> None:
-        count = min(NOTED, steps)
-        self.steps = sorted({round(steps * (i + 1) / count) for i in range(count)})
-        self.costs: list[Tensor] = []
-        self.iterates: list[Tensor] = []
-        self._wanted = set(self.steps)
-
-    def before(self, step: int, cost: Tensor) -> None:
-        if step in self._wanted:
-            self.costs.append(cost.detach().clone())
-
-    def after(self, step: int, inputs: Tensor) -> None:
-        if step in self._wanted:
-            self.iterates.append(inputs.detach().clone())
-
-
-class _Counter:
-    """Counts steps over chunks and restarts for a progress display."""
-
-    def __init__(self, progress: Progress | None, total: int) -> None:
-        self._progress = progress
-        self._total = total
-        self._done = 0
-
-    def add(self) -> None:
-        self._done += 1
-        if self._progress is not None:
-            self._progress(self._done, self._total)

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from fedveil.attacks.base import Attack
-from fedveil.attacks.matching import Progress
 from fedveil.attacks.problem import LocalSteps, Problem, Reconstruction
+from fedveil.attacks.tracking import Progress
 from fedveil.auditing.result import Role
 from fedveil.clients.engine import Backend, Loss
 from fedveil.defenses.base import Defense, Facts

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedveil.attacks.base import Attack
-from fedveil.attacks.matching import Progress
 from fedveil.attacks.problem import LocalSteps, Reconstruction
+from fedveil.attacks.tracking import Progress
 from fedveil.auditing.attacking import Scene, problems_by_role, run_roles
 from fedveil.auditing.result import Role
 from fedveil.clients.engine import Backend, Loss

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from fedveil.attacks.base import Attack
-from fedveil.attacks.matching import Progress
 from fedveil.attacks.problem import LocalSteps, Reconstruction
+from fedveil.attacks.tracking import Progress
 from fedveil.auditing.attacking import Scene, problems_by_role, run_roles
 from fedveil.auditing.costs import measure_cost
 from fedveil.auditing.outcome import Outcome
@@ -32,9 +32,11 @@ from fedveil.errors import FedveilError
 from fedveil.federation.observers import Observer
 from fedveil.federation.probe import Probe, probe
 from fedveil.federation.run import Run, engine_for, federate
+from fedveil.federation.schedule import sampled_clients
 from fedveil.federation.settings import Federation
 from fedveil.leakage.floors import mean_image
 from fedveil.leakage.identified import candidates
+from fedveil.ledger.statement import statement
 from fedveil.registry import attacks as attack_registry
 from fedveil.registry import defenses as defense_registry
 from fedveil.streams import Streams
@@ -138,18 +140,12 @@ def audit(
     lead = strongest(rows)
     rows = [row.model_copy(update={"strongest": row is lead}) for row in rows]
     cost = measure_cost(undefended, defended)
-    exposure = Exposure(
-        parameters=probes[0].undefended.size,
-        rounds=federation.rounds if train else len(settings.rounds),
-        steps_per_round=_steps_per_round(task, federation),
-        sampling_rate=federation.sampling_rate,
-    )
-    guarantee = chain.guarantee(exposure) if chain.defenses else Defense().guarantee(exposure)
+    promised = statement(chain, exposures(task, federation, rounds=None if train else len(settings.rounds)))
     among = truths.distractors.shape[1] + 1
     verdict = judge(
         rows,
         cost,
-        guarantee.sentence,
+        promised.sentence,
         groups=truths.groups,
         among=among,
         exposed_above=settings.exposed_above,
@@ -160,7 +156,7 @@ def audit(
         data=task.name,
         model=task.model_name,
         protocol=protocol_words(task, federation),
-        defense=defense_card(chain, guarantee, probes[0].undefended, probes[0].defended),
+        defense=defense_card(chain, promised, probes[0].undefended, probes[0].defended),
         verdict=verdict,
         rows=rows,
         identified_among=among,
@@ -215,7 +211,7 @@ def check(
         raise FedveilError(f"an audit scores images of shape (channels, height, width); these inputs are {task.shape}")
     if settings.source == "clients":
         _check_victims(task, settings)
-    if settings.source == "test" and any(each.acts_at == "sample" for each in chain.defenses):
+    if settings.source == "test" and chain.composes:
         raise FedveilError(f"{chain} composes batches from a client's own data: attack with source 'clients'")
     if settings.source == "test" and settings.victims * settings.batch_size >= len(task.test):
         raise FedveilError(
@@ -383,9 +379,27 @@ def _images(truths: Truths) -> Images:
     return Images(pixels.float().numpy(), truths.labels.flatten().numpy())
 
 
-def _steps_per_round(task: Task, federation: Federation) -> int:
-    longest = max(len(members) for members in task.clients)
-    return -(-longest // federation.batch_size) if federation.protocol == "fedsgd" else 1
+def exposures(task: Task, federation: Federation, *, rounds: int | None = None) -> list[Exposure]:
+    """What a client of each size sends over a run (or over `rounds` of it), for the ledger."""
+    clients, warmup = len(task.clients), federation.warmup_rounds if rounds is None else 0
+    found = []
+    for size in sorted({len(members) for members in task.clients}):
+        batches = -(-size // federation.batch_size)
+        one_by_one = federation.protocol == "fedsgd"
+        found.append(
+            Exposure(
+                parameters=sum(p.numel() for p in task.model.parameters() if p.requires_grad),
+                rounds=max(federation.rounds - warmup, 0) if rounds is None else rounds,
+                steps_per_round=batches if one_by_one else 1,
+                sampling_rate=len(sampled_clients(0, clients, federation.sampling_rate, 1)) / clients,
+                example_rate=min(1.0, federation.batch_size / size),
+                delta=min(1e-5, 1 / len(task.train)),
+                local_steps=1 if one_by_one else batches * federation.local_epochs,
+                bare_rounds=warmup,
+                bare_buffers=task.buffers == "shared" and any(b.is_floating_point() for b in task.model.buffers()),
+            )
+        )
+    return found
 
 
 def _config(

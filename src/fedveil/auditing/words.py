@@ -11,9 +11,9 @@ from fedveil.auditing.result import Assumption, DefenseCard
 from fedveil.auditing.settings import Audit
 from fedveil.defenses.base import Place
 from fedveil.defenses.chain import Chain
-from fedveil.defenses.guarantee import Guarantee
 from fedveil.federation.settings import Federation
 from fedveil.fields import field_values
+from fedveil.ledger.statement import Statement
 from fedveil.registry import attacks as attack_registry
 from fedveil.registry import defenses as defense_registry
 from fedveil.tasks.task import Task
@@ -125,7 +125,7 @@ def not_tried(chosen: Sequence[Attack], federation: Federation, settings: Audit)
     return items
 
 
-def defense_card(chain: Chain, guarantee: Guarantee, true: Tree, shared: Tree) -> DefenseCard:
+def defense_card(chain: Chain, promised: Statement, true: Tree, shared: Tree) -> DefenseCard:
     """The defense for the reader, with what it does to the updates of this run."""
     if not chain.defenses:
         return DefenseCard(
@@ -134,7 +134,7 @@ def defense_card(chain: Chain, guarantee: Guarantee, true: Tree, shared: Tree) -
             spelled="none",
             summary="No defense: updates are shared as they are.",
             acts_on="nothing",
-            guarantee=guarantee.sentence,
+            guarantee=promised.paragraph,
             formal=False,
             weaknesses=["Updates are shared as they are."],
             paper="",
@@ -155,8 +155,8 @@ def defense_card(chain: Chain, guarantee: Guarantee, true: Tree, shared: Tree) -
         spelled=str(chain),
         summary=" ".join(_summary(defense.name) for defense in chain.defenses),
         acts_on=", then ".join(places),
-        guarantee=guarantee.sentence,
-        formal=guarantee.formal,
+        guarantee=promised.paragraph,
+        formal=promised.formal,
         weaknesses=[weakness for defense in chain.defenses for weakness in defense.weaknesses],
         paper="; ".join(papers),
         facts=facts,

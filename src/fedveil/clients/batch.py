@@ -28,10 +28,10 @@ class Shared:
 class ClientBatch:
     """K clients with a batch each: every tensor's first axis is the client.
 
-    `gradient`, `input_gradient`, `example_gradients`, `loss` and `features` may be called as often as a method
-    needs and move nothing; `share` computes the one gradient that goes out, and only there do buffers (batch norm
-    statistics) move. `state` is a defense's own memory for these clients, such as a perturbation that is carried
-    over the batches of a round.
+    `gradient`, `input_gradient`, `example_gradients`, `loss`, `features` and `sensitivity` may be called as often as
+    a method needs and move nothing; `share` computes the one gradient that goes out, and only there do buffers
+    (batch norm statistics) move. `state` is a defense's own memory for these clients, such as a perturbation that is
+    carried over the batches of a round.
     """
 
     engine: Engine
@@ -42,6 +42,7 @@ class ClientBatch:
     streams: Streams
     state: dict[str, Tensor] = field(default_factory=dict)
     validation: ClientBatch | None = None
+    planned: Tensor | None = None  # (K,): the sizes that the protocol planned, where a defense draws random ones
     _calls: int = 0
 
     @property
@@ -87,6 +88,11 @@ class ClientBatch:
     def features(self, layer: str, inputs: Inputs | None = None) -> Tensor:
         """The output of a named layer for every example: shape (K, B, ...)."""
         return self.engine.features(layer, *self._arguments(inputs, None))
+
+    def sensitivity(self, layer: str, chosen: Tensor) -> tuple[Tensor, Tensor]:
+        """Chosen features (K, m) that a named layer takes in, and ‖∂feature/∂input‖: both of shape (K, B, m)."""
+        params, buffers, inputs, _, streams = self._arguments(None, None)
+        return self.engine.sensitivity(layer, chosen, params, buffers, inputs, streams)
 
     def _arguments(self, inputs: Inputs | None, params: Tree | None) -> tuple[Tree, Tree, Inputs, Tensor, Streams]:
         # Every pass through the model draws its dropout masks anew, as it would in a plain training loop.

@@ -15,7 +15,8 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, grad_and_value, vmap
+from torch.func import functional_call, grad, grad_and_value, vjp, vmap
+from torch.utils.hooks import RemovableHandle
 
 from fedveil.clients.dropout import KeyedDropout, example_key, with_keyed_dropout
 from fedveil.errors import FedveilError
@@ -33,6 +34,7 @@ Row = dict[str, Tensor]  # one client's tensors
 # Stacked gradients that outgrow the processor's cache cost more than stacking saves.
 CACHE_BYTES = 8 * 2**20
 MOST_STACKED = 32
+FEATURES_AT_ONCE = 8  # backward passes that `sensitivity` stacks: more would cost memory and save little
 
 
 class Gradients(NamedTuple):
@@ -102,9 +104,24 @@ class Engine:
         self, layer: str, params: Tree, buffers: Tree, inputs: Inputs, targets: Tensor, streams: Streams
     ) -> Tensor:
         """The output of a named layer: shape (K, B, ...)."""
+        self._require(layer)
+        return self._run(f"features {layer}", params, buffers, inputs, targets, streams)  # type: ignore[no-any-return]
+
+    def sensitivity(
+        self, layer: str, chosen: Tensor, params: Tree, buffers: Tree, inputs: Inputs, streams: Streams
+    ) -> tuple[Tensor, Tensor]:
+        """Some features r_i that a named layer takes in, and the norms ‖∂r_i/∂x‖: both of shape (K, B, m).
+
+        `chosen` has m features of each client: shape (K, m). One backward pass each serves a whole batch: where
+        examples mix (batch norm), an example's share in the features of others counts too.
+        """
+        self._require(layer)
+        # There is no loss, so no targets: the chosen features go in their place.
+        return self._run(f"sensitivity {layer}", params, buffers, inputs, chosen, streams)  # type: ignore[no-any-return]
+
+    def _require(self, layer: str) -> None:
         if layer not in dict(self.model.named_modules()):
             raise FedveilError(f"the model has no layer '{layer}'")
-        return self._run(f"features {layer}", params, buffers, inputs, targets, streams)  # type: ignore[no-any-return]
 
     def loss_of_one(self, params: Row, buffers: Row, inputs: Inputs, targets: Tensor) -> Tensor:
         """One client's loss as a pure function that `grad`, `vmap` and autograd can go through; no dropout keys."""
@@ -138,6 +155,31 @@ class Engine:
             caught.append(output.clone())  # a layer behind may work in place
 
         handle = self.model.get_submodule(layer).register_forward_hook(catch)
+        return self._caught(layer, caught, handle, params, buffers, keys, inputs)
+
+    def _taken_in(self, value: Tensor, layer: str, params: Row, buffers: Row, keys: Row, inputs: Inputs) -> Tensor:
+        """What a layer takes in, as a function of the perturbed leaf of the inputs: one row per example."""
+        caught: list[Tensor] = []
+
+        def catch(module: nn.Module, arguments: Any) -> None:
+            if not (arguments and isinstance(arguments[0], Tensor) and arguments[0].dim() == 2):
+                raise FedveilError(f"the layer '{layer}' does not take in one row of features per example")
+            caught.append(arguments[0].clone())
+
+        handle = self.model.get_submodule(layer).register_forward_pre_hook(catch)
+        return self._caught(layer, caught, handle, params, buffers, keys, with_leaf(inputs, self.perturb, value))
+
+    def _caught(
+        self,
+        layer: str,
+        caught: list[Tensor],
+        handle: RemovableHandle,
+        params: Row,
+        buffers: Row,
+        keys: Row,
+        inputs: Inputs,
+    ) -> Tensor:
+        """What a hook caught of a layer in one forward pass."""
         try:
             self._forward(params, buffers, keys, inputs)
         finally:
@@ -179,6 +221,23 @@ class Engine:
             return example_gradients
         if kind == "loss":
             return lambda *arguments: self._loss(*arguments)[0]
+        if kind.startswith("sensitivity "):
+            sensed = kind.removeprefix("sensitivity ")
+
+            def sensitivity(params: Row, buffers: Row, keys: Row, inputs: Inputs, chosen: Tensor) -> Any:
+                def taken_in(value: Tensor) -> Tensor:
+                    return self._taken_in(value, sensed, params, buffers, keys, inputs)
+
+                taken, pull = vjp(taken_in, leaf(inputs, self.perturb))  # type: ignore[misc]
+                column = torch.arange(taken.shape[1], device=taken.device)
+
+                def norms(feature: Tensor) -> Tensor:
+                    slope: Tensor = pull((column == feature).to(taken.dtype).expand_as(taken))[0]
+                    return slope.flatten(1).square().sum(1).sqrt()
+
+                return taken[:, chosen], vmap(norms, chunk_size=FEATURES_AT_ONCE)(chosen).T
+
+            return sensitivity
         layer = kind.removeprefix("features ")
         return lambda params, buffers, keys, inputs, targets: self._features(layer, params, buffers, keys, inputs)
 
@@ -203,6 +262,14 @@ class Engine:
                 loss, _ = self._loss(live, buffers, own, single, targets[i : i + 1])
                 rows.append(_gradients(loss, live))
             return dict(Tree.stack(rows))
+        if kind.startswith("sensitivity "):
+            value = leaf(inputs, self.perturb).detach().requires_grad_()
+            taken = self._taken_in(value, kind.removeprefix("sensitivity "), params, buffers, keys, inputs)
+            norms = []
+            for feature in targets.tolist():
+                slope = torch.autograd.grad(taken[:, feature].sum(), value, retain_graph=True)[0]
+                norms.append(slope.flatten(1).square().sum(1).sqrt())
+            return taken[:, targets].detach(), torch.stack(norms, dim=1)
         with torch.no_grad():
             if kind == "loss":
                 return self._loss(params, buffers, keys, inputs, targets)[0]
@@ -250,7 +317,8 @@ class Engine:
         if shared:  # one copy of the weights serves all: cheaper than K equal ones
             arguments = ({name: tensor[0] for name, tensor in arguments[0].items()}, *arguments[1:])
         dims = (None if shared else 0, 0, 0, 0, 0)
-        if self.backend == "compiled":
+        # Compiling one backward pass per feature would take minutes.
+        if self.backend == "compiled" and not kind.startswith("sensitivity "):
             shapes = _shapes(arguments[3:])
             # A ragged last batch is rare: it is not worth half a minute of compiling, and runs stacked.
             if self._compiled_shapes.setdefault((kind, shared), shapes) == shapes and compiler_found():

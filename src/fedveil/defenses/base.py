@@ -67,6 +67,7 @@ class Defense:
     paper: ClassVar[str] = ""
     promises: ClassVar[str] = "nothing formal"  # in a few words, for lists; `guarantee` has the sentence
     strength: ClassVar[Strength | None] = None
+    random_sizes: ClassVar[bool] = False  # `sample` draws batches of any size; an empty one is shared too, as noise
     weaknesses: ClassVar[tuple[str, ...]] = ()
 
     @property
@@ -75,7 +76,7 @@ class Defense:
         return getattr(self, "at", self.place)
 
     def sample(self, labels: Tensor, size: int, streams: Streams) -> Tensor | None:
-        """Choose the examples of a batch by their labels; None leaves the choice to the protocol."""
+        """Choose the examples of a batch by their labels; None leaves the choice to the protocol. At any place."""
         return None
 
     def perturb(self, batch: ClientBatch) -> Inputs:
@@ -110,3 +111,8 @@ class Defense:
 def owns_step(defense: Defense) -> bool:
     """Whether a defense overrides the whole step."""
     return type(defense).gradient is not Defense.gradient
+
+
+def chooses_batch(defense: Defense) -> bool:
+    """Whether a defense chooses the examples of a batch."""
+    return type(defense).sample is not Defense.sample

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from fedveil.clients.batch import ClientBatch, Shared
-from fedveil.defenses.base import PLACES, Defense, Facts, Kind, Knowledge, owns_step
-from fedveil.defenses.guarantee import NO_GUARANTEE, Exposure, Guarantee
+from fedveil.defenses.base import PLACES, Defense, Facts, Kind, Knowledge, chooses_batch, owns_step
 from fedveil.errors import FedveilError
 from fedveil.registry import defenses as registry
 from fedveil.streams import Streams
@@ -73,7 +72,7 @@ class Chain:
     def step(self, batch: ClientBatch, states: States) -> Shared:
         """One step of K clients: perturb the data, take the gradient, protect it."""
         for place, defense in self._at("data"):
-            if not owns_step(defense):
+            if not owns_step(defense) and batch.targets.shape[1]:  # of an empty batch there is nothing to perturb
                 batch = replace(batch, inputs=defense.perturb(batch.at(place, states[place])))
         owner = next(((p, d) for p, d in enumerate(self.defenses) if owns_step(d)), None)
         shared = owner[1].gradient(batch.at(owner[0], states[owner[0]])) if owner else batch.share()
@@ -88,10 +87,23 @@ class Chain:
             update = defense.protect(update, batch.at(place, states[place]))
         return update
 
-    def sample(self, labels: Tensor, size: int, streams: Streams) -> Tensor | None:
-        """The batch that a sampling defense composes, or None if there is none."""
-        for place, defense in self._at("sample"):
-            chosen = defense.sample(labels, size, streams.fold("place", place))
+    @property
+    def composes(self) -> bool:
+        """Whether a defense composes batches of a given size from a client's own examples."""
+        return any(chooses_batch(defense) and not defense.random_sizes for defense in self.defenses)
+
+    @property
+    def random_sizes(self) -> bool:
+        """Whether a defense draws batches of random size: an empty one is shared too, for its absence would tell."""
+        return any(defense.random_sizes for defense in self.defenses)
+
+    def sample(self, labels: Tensor, size: int, streams: Streams, *, fixed_size: bool = False) -> Tensor | None:
+        """The batch that a defense chooses, or None if there is none; `fixed_size`: not one of random size."""
+        for place, defense in enumerate(self.defenses):
+            if not chooses_batch(defense) or (fixed_size and defense.random_sizes):
+                continue
+            # A path of its own: the choice must not share its random numbers with the noise.
+            chosen = defense.sample(labels, size, streams.fold("place", place, "sample"))
             if chosen is not None:
                 return chosen
         return None
@@ -109,17 +121,7 @@ class Chain:
             updates = defense.aggregate(updates, weights, streams.fold("place", place))
         return updates
 
-    # ---- what is promised, and what an attacker can make of it -----------------------------------------
-
-    def guarantee(self, exposure: Exposure) -> Guarantee:
-        """The formal guarantee of a single defense; of several, those of each that has one, side by side."""
-        each = [defense.guarantee(exposure) for defense in self.defenses]
-        formal = [guarantee for guarantee in each if guarantee.formal]
-        if len(each) == 1:
-            return each[0]
-        if not formal:
-            return NO_GUARANTEE
-        return Guarantee(" ".join(guarantee.sentence for guarantee in formal), formal=True)
+    # ---- what an attacker can make of it; what is promised, the ledger tells -----------------------------
 
     def knowledge(self, observed: Tree, facts: Facts) -> Knowledge:
         """Undo the chain from its end: each defense sees the estimate that the later ones left."""

@@ -28,5 +28,10 @@ class Clip(Defense):
 
     def protect(self, update: Tree, batch: ClientBatch) -> Tree:
         """g · min(1, norm/‖g‖) for each client."""
-        length = update.norm(1.0 if self.order == "l1" else 2.0)
-        return update * (self.norm / length).clamp_max(1.0)  # a length of 0 gives infinity, cut to 1
+        return clipped(update, self.norm, self.order)
+
+
+def clipped(update: Tree, norm: float, order: Literal["l1", "l2"] = "l2") -> Tree:
+    """Every row scaled down to a norm of at most `norm`."""
+    length = update.norm(1.0 if order == "l1" else 2.0)
+    return update * (norm / length).clamp_max(1.0)  # a length of 0 gives infinity, cut to 1

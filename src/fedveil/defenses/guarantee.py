@@ -3,23 +3,35 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
+
+# What a formal guarantee covers, in the words of the ledger.
+ONE_EXAMPLE = "one training example"
+ALL_DATA = "all data of a client"
 
 
 @dataclass(frozen=True)
 class Exposure:
-    """How much is sent over a run: what a guarantee must be composed over."""
+    """How much one client sends over a run: what a guarantee must be composed over."""
 
     parameters: int  # entries of one update
-    rounds: int
+    rounds: int  # with the defense
     steps_per_round: int  # updates a client sends in a round it takes part in
     sampling_rate: float  # share of clients in a round
     example_rate: float = 1.0  # share of a client's examples in one step
     delta: float = 1e-5  # the failure probability at which ε is stated
+    local_steps: int = 1  # gradients behind one update
+    bare_rounds: int = 0  # warm-up rounds, without the defense
+    bare_buffers: bool = False  # the model's buffers (batch norm statistics) travel beside the update, without noise
 
     @property
     def releases(self) -> int:
         """Updates that one client sends over the run if it takes part in every round."""
         return self.rounds * self.steps_per_round
+
+    def uses(self, place: str) -> int:
+        """How often a defense at a place meets one client's data: with every gradient, or with every update."""
+        return self.releases * (1 if place in ("upload", "server") else self.local_steps)
 
 
 @dataclass(frozen=True)
@@ -34,12 +46,15 @@ class PureLDP:
 class GaussianRelease:
     """A release with Gaussian noise of `noise_multiplier` times its sensitivity.
 
-    `sampling_rate` below 1: each protected unit takes part in a release by Poisson sampling with this rate.
+    `sampling_rate` below 1: a protected unit takes part in a release with this chance, unseen. "poisson": each unit
+    by a coin of its own, and neighbors differ by one unit more or less. "fixed": equally many units every time, and
+    neighbors differ in what one unit holds.
     """
 
     noise_multiplier: float
     releases: int
     sampling_rate: float = 1.0
+    sampling: Literal["poisson", "fixed"] = "poisson"
 
 
 @dataclass(frozen=True)
@@ -50,14 +65,18 @@ class LaplaceRelease:
     releases: int
 
 
+Mechanism = PureLDP | GaussianRelease | LaplaceRelease
+
+
 @dataclass(frozen=True)
 class Guarantee:
     """What a defense promises, in one honest sentence, and the mechanism that the ledger composes if it is formal."""
 
     sentence: str
     formal: bool = False
-    protects: str = ""  # "one training example", "the sign of each weight", "a client's whole update"
-    mechanism: PureLDP | GaussianRelease | LaplaceRelease | None = None
+    protects: str = ""  # "one training example", "the sign of each weight", "all data of a client"
+    mechanism: Mechanism | None = None
+    caveat: str = ""  # a sentence that must stand wherever the number does
 
 
 NO_GUARANTEE = Guarantee("Formal guarantee: none.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -30,7 +31,8 @@ class Guard:
     ```
 
     Noise is drawn from the operating system's entropy unless a `seed` is given (for experiments only). A defense
-    that protects the upload and not the gradient is applied by `upload`.
+    that protects the upload and not the gradient is applied by `upload`. `validation`: inputs and targets of the
+    client's own, for a defense that needs some.
     """
 
     def __init__(
@@ -41,6 +43,7 @@ class Guard:
         *,
         seed: int | None = None,
         perturb: str | None = None,
+        validation: tuple[Inputs, Tensor] | None = None,
     ) -> None:
         self.model = model
         self.chain = Chain.of(defense)
@@ -52,6 +55,7 @@ class Guard:
         self._engine = Engine(model, loss, backend="loop", chunk=1, perturb=perturb)
         self._streams = Streams.secure([0]) if seed is None else Streams.seeded(seed, [0], "guard")
         self._states = self.chain.new_states()
+        self._validation = validation
         self._round = 0
         self._step = 0
         self._last: tuple[Inputs, Tensor] = (torch.empty(0), torch.empty(0))  # for defenses that look at the data
@@ -119,7 +123,7 @@ class Guard:
         self._follow_model()
         self._step += 1
         buffers = Tree({name: buffer.detach()[None] for name, buffer in self.model.named_buffers()})
-        return ClientBatch(
+        batch = ClientBatch(
             engine=self._engine,
             params=self._weights(),
             buffers=buffers,
@@ -127,6 +131,11 @@ class Guard:
             targets=targets[None],
             streams=self._streams.fold("round", self._round, "step", self._step),
         )
+        if self._validation is not None:
+            held_out = map_inputs(lambda tensor: tensor[None], self._validation[0])
+            own = batch.streams.fold("validation")
+            batch.validation = replace(batch, inputs=held_out, targets=self._validation[1][None], streams=own)
+        return batch
 
     def _follow_model(self) -> None:
         """Give the engine's copy what is not passed to it at every call: modes of layers and frozen weights."""

@@ -115,13 +115,14 @@ def local_round(
         path = ("round", number, "step", step)
         walking = [client for client in clients if step < len(walks[client])]
         places = {client: plan.compose(chain, client, walks[client][step], path) for client in walking}
-        active = [client for client in walking if len(places[client])]
-        last.update({client: places[client] for client in active})
+        active = [client for client in walking if len(places[client]) or chain.random_sizes]
+        last.update({client: places[client] for client in active if len(places[client])})
         for _, members in equal_groups(active, places, states):
             rows = [clients.index(client) for client in members]
             mine, own = (params, buffers) if len(rows) == len(clients) else (params.rows(rows), buffers.rows(rows))
             data = plan.read(examples, [places[client] for client in members])
-            done = group_step(plan, chain, states, members, mine, own, data, number, step)
+            planned = [len(walks[client][step]) for client in members]
+            done = group_step(plan, chain, states, members, mine, own, data, number, step, planned)
             moved, faster = sgd_step(
                 mine,
                 done.shared.update,
@@ -179,7 +180,7 @@ def _captured(plan: Plan, server: Server, chain: Chain, local: Local, row: int, 
     client = local.clients[row]
     trace = local.traces[client]
     shares = plan.task.buffers == "shared"
-    sizes = tuple(len(targets) for targets in trace.targets)
+    sizes = tuple(max(len(targets), 1) for targets in trace.targets)  # that a batch was drawn empty is not told
     capture = Capture(
         kind=plan.settings.message,
         before=server.params,

@@ -31,9 +31,11 @@ def fedsgd_round(plan: Plan, server: Server, number: int, clients: list[int]) ->
     for step in range(max(len(walk) for walk in walks.values())):
         path = ("round", number, "step", step)
         places = {c: plan.compose(chain, c, walk[step], path) for c, walk in walks.items() if step < len(walk)}
-        places = {client: chosen for client, chosen in places.items() if len(chosen)}
+        if not chain.random_sizes:
+            places = {client: chosen for client, chosen in places.items() if len(chosen)}
         if places:
-            _exchange(plan, server, chain, outcome, number, step, places)
+            planned = {client: len(walks[client][step]) for client in places}
+            _exchange(plan, server, chain, outcome, number, step, places, planned)
         for observer in plan.observers:
             observer.on_step(number, step)
     server.states.new_round(chain)
@@ -48,6 +50,7 @@ def _exchange(
     number: int,
     step: int,
     places: Mapping[int, Tensor],
+    planned: Mapping[int, int],
 ) -> None:
     """Gradients of all clients at the server's weights, their mean, and the server's step."""
     settings = plan.settings
@@ -60,7 +63,8 @@ def _exchange(
         for where, clients in equal_groups(window, places, server.states):
             data = plan.read(plan.task.train, [places[client] for client in clients])
             params, buffers = Tree.expand(server.params, len(clients)), server.buffers_of(plan, clients)
-            done = group_step(plan, chain, server.states, clients, params, buffers, data, number, step)
+            sizes = [planned[client] for client in clients]
+            done = group_step(plan, chain, server.states, clients, params, buffers, data, number, step, sizes)
             positions.append(where)
             steps.append(done)
             outcome.note_loss(done)
@@ -97,7 +101,7 @@ def _captured(plan: Plan, server: Server, chain: Chain, step: Step, row: int, nu
         client=step.clients[row],
         round=number,
         lr=(plan.settings.lr_at(number),),
-        batch_sizes=(step.targets.shape[1],),
+        batch_sizes=(max(step.targets.shape[1], 1),),  # that a batch was drawn empty is not told
         facts=plan.facts(chain),
     )
     return Captured(capture, Truth(take(step.inputs, row), step.targets[row], take(step.shared.seen, row)))

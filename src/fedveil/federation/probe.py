@@ -90,10 +90,10 @@ def probe(
         got = f"{victims} victims, batch_size {batch_size}, round {round}"
         raise FedveilError(f"a probe needs at least 1 victim with 1 example, and rounds count from 1: got {got}")
     device = next(iter(params.values())).device
-    plan = Plan(task, Chain.of(defense), settings, seed, engine, device)
+    plan = Plan(task, Chain.of(defense), settings, seed, engine, device, fixed_sizes=True)
     plan.check()
     chain = plan.chain_at(round)
-    if source == "test" and any(d.acts_at == "sample" for d in chain.defenses):
+    if source == "test" and chain.composes:
         raise FedveilError(f"{chain} composes batches from a client's own data: probe it with source 'clients'")
     examples = task.train if source == "clients" else task.test
     if source == "clients":

@@ -36,6 +36,7 @@ class Plan:
     engine: Engine
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     observers: tuple[Observer, ...] = ()
+    fixed_sizes: bool = False  # a probe: batches keep the size that was asked for
 
     def check(self) -> None:
         """Refuse what cannot work, before any long work starts."""
@@ -106,10 +107,13 @@ class Plan:
         data: tuple[Inputs, Tensor],
         path: tuple[int | str, ...],
         chain: Chain,
+        planned: Sequence[int] | None = None,
     ) -> ClientBatch:
         """The clients' step as their defenses see it."""
         streams = Streams.seeded(self.seed, clients, *path)
         batch = ClientBatch(self.engine, params, buffers, *data, streams)
+        if planned is not None:
+            batch.planned = torch.tensor(planned, device=self.device)
         if self.needs_validation and chain.defenses and self.task.validation is not None:
             # The task's validation examples are dealt out in turn: training sees the same data as without the defense.
             total = len(self.task.clients)
@@ -120,11 +124,11 @@ class Plan:
 
     def compose(self, chain: Chain, client: int, default: Tensor, path: tuple[int | str, ...]) -> Tensor:
         """The places of a client's batch: the next ones of its order, or what a sampling defense chooses."""
-        if all(defense.acts_at != "sample" for defense in chain.defenses):
+        if not (chain.composes or (chain.random_sizes and not self.fixed_sizes)):
             return default
         own = self.task.clients[client]
         streams = Streams.seeded(self.seed, [client], *path)
-        chosen = chain.sample(self.task.train.labels[own], len(default), streams)
+        chosen = chain.sample(self.task.train.labels[own], len(default), streams, fixed_size=self.fixed_sizes)
         return default if chosen is None else own[chosen.flatten()]
 
 
@@ -166,12 +170,14 @@ def group_step(
     data: tuple[Inputs, Tensor],
     number: int,
     step: int,
+    planned: Sequence[int] | None = None,
 ) -> Step:
     """One step of clients with equal batch sizes and layouts of memory.
 
-    Under FedSGD the gradient is itself the upload, so defenses of the upload act on it too.
+    Under FedSGD the gradient is itself the upload, so defenses of the upload act on it too. `planned`: each client's
+    batch size before a defense drew its own.
     """
-    batch = plan.batch(clients, params, buffers, data, ("round", number, "step", step), chain)
+    batch = plan.batch(clients, params, buffers, data, ("round", number, "step", step), chain, planned)
     memory = states.gather(clients, chain)
     try:
         shared = chain.step(batch, memory)

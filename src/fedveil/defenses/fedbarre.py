@@ -1,0 +1,291 @@
+"""FedBARRE: train a few local models on perturbed inputs, share the gradient of the best of them."""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple, Self
+
+import pydantic
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from fedveil.clients.batch import ClientBatch, Shared
+from fedveil.clients.engine import Engine
+from fedveil.defenses.ball import Ring
+from fedveil.defenses.base import Defense, Facts, Knowledge, Strength
+from fedveil.defenses.guarantee import Exposure, Guarantee
+from fedveil.errors import FedveilError
+from fedveil.fields import Count, CountOrZero, NonNegative, Positive, Probability, declared
+from fedveil.registry import defenses
+from fedveil.streams import Streams
+from fedveil.tasks.inputs import Inputs, as_arguments
+from fedveil.tree import Tree
+
+
+@defenses.register("fedbarre")
+@declared
+class FedBARRE(Defense):
+    """Train several local models on clean and perturbed inputs; share the gradient of the best on validation data.
+
+    Algorithm 2 of the paper. θ_1 starts at the global w and each further model at the one before. `epochs` times: draw
+    δ ~ N(0, σ²) in the ring [ℓ, u], move it by `pgd_steps` plain gradient steps so that the loss falls, and step
+    θ_m ← θ_m − ρ·∇L_total with L_total = λ·L(θ; x) + (1−λ)·L(θ; x+δ). The shared gradient is that of L_total at the
+    model with the lowest loss on the client's own validation data, after its steps and not at w. `train_ensemble`
+    gives all models, for the randomized prediction that the paper adds. Warm-up rounds (8 in the paper) are a setting
+    of the federation.
+
+    Our reading: norms are L2 and per image; E, λ, σ, [ℓ, u] and the rates are not given in the paper. Its budget P is
+    never defined as a radius: see `radius_for_budget`. Buffers move once, in the pass at the clean x, as long as λ > 0.
+    """
+
+    place = "data"
+    needs = frozenset({"validation"})
+    paper = (
+        "FedBARRE: Privacy-Utility Optimized Perturbation Ensemble against Gradient Leakage Attacks in Federated "
+        "Learning"
+    )
+    weaknesses = (
+        "With lam > 0 the clean x enters the shared gradient: whoever inverts it perfectly gets x itself.",
+        "The local steps hide the weights at which the gradient was taken only from an attacker who does not "
+        "repeat them.",
+        "The paper's claim of a convex risk does not hold: its Appendix B shows that it is concave in α.",
+    )
+    strength = Strength("high", "up")
+    models: Count = 3  # M in the paper
+    epochs: Count = 1  # E
+    lam: Probability = 0.5  # λ: the share of the clean loss
+    sigma: NonNegative | None = None  # σ of the start of δ; None: u/√n, which is about the length u
+    low: NonNegative = 0.0  # ℓ, in the model's input space
+    high: NonNegative = 8 / 255  # u
+    pgd_steps: CountOrZero = 5  # T
+    pgd_lr: NonNegative = 0.1  # η_δ
+    lr: NonNegative = 0.1  # ρ
+    # "best": the model with the lowest validation loss. "mixed": all of them, weighted by the α that minimizes
+    # Σ α_m·L_m − entropy·H(α) over the simplex (Appendix B): α = softmax(−L/entropy).
+    selection: Literal["best", "mixed"] = "best"
+    entropy: Positive = 0.1  # weight of the entropy penalty; our reading, used by "mixed"
+
+    @pydantic.model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.low > self.high:
+            raise ValueError(f"low must be at most high, {self.high:g} (got {self.low:g})")
+        return self
+
+    @property
+    def ring(self) -> Ring:
+        """The perturbations that are allowed."""
+        return Ring(self.low, self.high)
+
+    def gradient(self, batch: ClientBatch) -> Shared:
+        """Algorithm 2: the gradient of the total loss at the chosen model, or at all of them by their weights."""
+        found = self.train_ensemble(batch)
+        if self.selection == "best":
+            best = found.alpha.argmax(1)
+            chosen = Member(_pick([m.params for m in found.members], best), _pick_rows(found.deltas, best))
+            return self._share(batch, chosen)
+        parts = [self._share(batch, member) for member in found.members]
+        weights = found.alpha.T
+        update = parts[0].update * weights[0]
+        for part, weight in zip(parts[1:], weights[1:], strict=True):
+            update = update + part.update * weight
+        loss = torch.stack([part.loss for part in parts]).mul(weights).sum(0)
+        return replace(parts[0], update=update, loss=loss)
+
+    def train_ensemble(self, batch: ClientBatch) -> Ensemble:
+        """The local models θ_1 … θ_M that these clients train on this batch, with their weights α.
+
+        Nothing is shared and no buffer moves. One model needs no validation data.
+        """
+        if batch.validation is None and self.models > 1:
+            raise FedveilError(
+                "fedbarre chooses among its models by validation data of the client's own, and there is none: give "
+                "some (Guard takes validation=(inputs, targets)), or use models=1"
+            )
+        params, members, losses = batch.params.map(torch.clone), [], []
+        for model in range(self.models):
+            delta = torch.empty(0)
+            for epoch in range(self.epochs):
+                delta = self._perturbation(batch, params, batch.streams.fold("model", model, "epoch", epoch))
+                params = params - self._total(batch, Member(params, delta)) * self.lr
+            members.append(Member(params, delta))
+            if batch.validation is not None:
+                losses.append(batch.validation.loss(params=params))
+        table = torch.stack(losses, 1) if losses else torch.zeros(batch.count, 1, device=batch.targets.device)
+        return Ensemble(tuple(members), self._weights(table), table, batch.buffers)
+
+    def _perturbation(self, batch: ClientBatch, params: Tree, streams: Streams) -> Tensor:
+        inputs = batch.perturbed
+        noise = streams.normal_like(inputs)
+        turn = streams.fold("direction")
+        delta = self.ring.project(self._sigma(math.prod(inputs.shape[2:])) * noise, lambda: turn.normal_like(inputs))
+        for _ in range(self.pgd_steps):
+            slope = batch.input_gradient(batch.with_perturbed(inputs + delta), params)
+            delta = self.ring.project(delta - self.pgd_lr * slope, lambda: turn.normal_like(inputs))
+        return delta
+
+    def _sigma(self, size: int) -> float:
+        return self.high / size**0.5 if self.sigma is None else self.sigma
+
+    def _terms(self, batch: ClientBatch, delta: Tensor) -> list[tuple[float, Inputs]]:
+        """The parts of the total loss that count, the clean one first: (weight, inputs)."""
+        moved = batch.with_perturbed(batch.perturbed + delta)
+        return [(weight, at) for weight, at in ((self.lam, batch.inputs), (1 - self.lam, moved)) if weight]
+
+    def _total(self, batch: ClientBatch, member: Member) -> Tree:
+        terms = [batch.gradient(at, member.params) * weight for weight, at in self._terms(batch, member.delta)]
+        return terms[0] if len(terms) == 1 else terms[0] + terms[1]
+
+    def _share(self, batch: ClientBatch, member: Member) -> Shared:
+        """The gradient of the total loss that goes out. The first term moves the buffers, and tells what was seen."""
+        terms = [(weight, batch.share(at, member.params)) for weight, at in self._terms(batch, member.delta)]
+        weight, first = terms[0]
+        update, loss = first.update * weight, first.loss * weight
+        for weight, term in terms[1:]:
+            update, loss = update + term.update * weight, loss + term.loss * weight
+        return replace(first, update=update, loss=loss)
+
+    def _weights(self, losses: Tensor) -> Tensor:
+        """α of every client's models: shape (K, M)."""
+        ranked = losses.nan_to_num(torch.inf)  # a model that went astray is never the best
+        if self.selection == "mixed":
+            return torch.softmax(-ranked / self.entropy, dim=1)
+        return torch.nn.functional.one_hot(ranked.argmin(1), losses.shape[1]).to(losses)
+
+    # ---- what is promised and known --------------------------------------------------------------------
+
+    def guarantee(self, exposure: Exposure) -> Guarantee:
+        """None."""
+        return Guarantee("Formal guarantee: none; the paper's budget is not a privacy parameter of the mechanism.")
+
+    def knowledge(self, observed: Tree, facts: Facts) -> Knowledge:
+        """The update as it is, matched in expectation over the perturbation's random start.
+
+        To first order the shared gradient is the one at x + (1−λ)δ. The stronger attacker also repeats the local steps,
+        since the gradient was taken at θ_m* and not at w.
+        """
+        plain = super().knowledge(observed, facts)
+        return replace(plain, simulate=(self.simulate,) if self.high and self.lam < 1 else ())
+
+    def simulate(self, inputs: Tensor, noise: Tensor) -> Tensor:
+        """Candidate inputs (B, ...) moved by (1−λ)·δ with a random δ made of standard normal noise."""
+        delta = self.ring.clamped(self._sigma(math.prod(inputs.shape[1:])) * noise)
+        return inputs + (1 - self.lam) * delta
+
+    def measures(self, update: Tree) -> dict[str, float]:
+        """What the local training costs."""
+        terms = 2 if 0 < self.lam < 1 else 1
+        inner = self.models * self.epochs * (self.pgd_steps + terms)
+        return {"extra gradients behind each shared one": float(inner + terms - 1)}
+
+
+# ---- the randomized ensemble ------------------------------------------------------------------------------
+
+
+class Member(NamedTuple):
+    """One model of every client, with the last perturbation it was trained on."""
+
+    params: Tree
+    delta: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Ensemble:
+    """The local models of K clients. A prediction draws model m with probability α_m (Section 3.2 of the paper).
+
+    It never leaves the clients: what the server has is the global model, and that one's accuracy is another number.
+    """
+
+    members: tuple[Member, ...]
+    alpha: Tensor  # (K, M)
+    validation: Tensor  # (K, M): losses on each client's own validation data
+    buffers: Tree
+
+    @property
+    def deltas(self) -> list[Tensor]:
+        """The last perturbation of every member."""
+        return [member.delta for member in self.members]
+
+    def draw(self, count: int, streams: Streams) -> Tensor:
+        """Which model answers each of `count` questions: shape (K, count)."""
+        uniform = streams.uniform(count, dtype=torch.float64).to(self.alpha.device)
+        edges = self.alpha.double().cumsum(1)
+        edges = edges / edges[:, -1:]  # rounding must not leave a gap in which a model of weight 0 is drawn
+        return torch.searchsorted(edges[:, :-1].contiguous(), uniform, right=True)
+
+    def scores(self, engine: Engine, inputs: Inputs) -> Tensor:
+        """What every model says of the same questions, in evaluation mode: shape (K, M, count, classes)."""
+        model = copy.deepcopy(engine.model).eval()
+        arguments, keywords = as_arguments(inputs)
+        with torch.no_grad():
+            each = [
+                functional_call(model, (member.params.row(k), self.buffers.row(k)), arguments, keywords)
+                for k in range(len(self.alpha))
+                for member in self.members
+            ]
+        return torch.stack(each).reshape(*self.alpha.shape, *each[0].shape)
+
+    def predict(self, engine: Engine, inputs: Inputs, streams: Streams) -> Tensor:
+        """Each client's answer to every question, by a model drawn anew for each: shape (K, count)."""
+        answers = self.scores(engine, inputs).argmax(-1)
+        drawn = self.draw(answers.shape[-1], streams)
+        return answers.gather(1, drawn.unsqueeze(1)).squeeze(1)
+
+
+@dataclass(frozen=True)
+class EnsembleAccuracy:
+    """How often the global model and each client's ensemble are right: two different numbers."""
+
+    global_model: float
+    ensemble: Tensor  # (K,): of the randomized prediction, one draw per question
+    expected: Tensor  # (K,): its mean over all draws, Σ α_m · accuracy of θ_m
+
+
+def ensemble_accuracy(
+    defense: FedBARRE, batch: ClientBatch, inputs: Inputs, targets: Tensor, streams: Streams
+) -> EnsembleAccuracy:
+    """The accuracies of the global model that the clients of a batch start from, and of what they train from it.
+
+    inputs, targets: test examples, the same for all clients; `batch` is a step of theirs with validation data.
+    """
+    found = defense.train_ensemble(batch)
+    right = (found.scores(batch.engine, inputs).argmax(-1) == targets).double().mean(-1)  # (K, M)
+    start = Ensemble(
+        (Member(batch.params, torch.empty(0)),), found.alpha.new_ones(batch.count, 1), found.validation, batch.buffers
+    )
+    whole = start.scores(batch.engine, inputs).argmax(-1) == targets
+    return EnsembleAccuracy(
+        global_model=float(whole.double().mean()),
+        ensemble=(found.predict(batch.engine, inputs, streams) == targets).double().mean(-1),
+        expected=(right * found.alpha.double()).sum(1),
+    )
+
+
+def _pick(trees: list[Tree], best: Tensor) -> Tree:
+    """Each client's rows of the tree that is its best: shape (K,) of places in the list."""
+    return Tree({name: _pick_rows([tree[name] for tree in trees], best) for name in trees[0]})
+
+
+def _pick_rows(tensors: list[Tensor], best: Tensor) -> Tensor:
+    return torch.stack(tensors, 1)[torch.arange(len(best), device=best.device), best]
+
+
+def radius_for_budget(epsilon: float, c: float, diameter: float) -> float:
+    """The lower bound ℓ on ‖δ‖ for a leakage budget ε: max(4D(1−c−ε), 8Dc), from FedEM's Lemmas 1 and 2.
+
+    c stands for c₂c_b·I^{p−1}/(4D), the regret of the attacker's optimizer, and D for the diameter of the data (√n for
+    n pixels in [0, 1]). Below ε = 0.75 the bound exceeds the diameter itself, so it cannot be what the FedBARRE paper
+    ran under its budget P. It is no privacy guarantee either: the lemmas bound the mean of δ over a batch.
+
+    >>> round(radius_for_budget(0.99, c=0.0, diameter=28.0), 6)
+    1.12
+    >>> radius_for_budget(0.5, c=0.0, diameter=28.0) > 28
+    True
+    """
+    if not (0 <= epsilon <= 1 and c >= 0 and diameter > 0):
+        raise FedveilError(
+            f"a budget needs 0 <= epsilon <= 1, c >= 0 and diameter > 0 (got {epsilon:g}, {c:g}, {diameter:g})"
+        )
+    return max(4 * diameter * (1 - c - epsilon), 8 * diameter * c)

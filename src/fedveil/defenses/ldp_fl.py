@@ -1,0 +1,127 @@
+"""LDP-FL (Sun et al.): Duchi's mechanism in a range of each layer."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedveil.clients.batch import ClientBatch
+from fedveil.defenses.base import Defense, Facts, Knowledge, Strength
+from fedveil.defenses.duchi import duchi, range_factor, signal_prior
+from fedveil.defenses.guarantee import Exposure, Guarantee
+from fedveil.defenses.ldp import Epsilon, per_coordinate, precision_measures, randomized, step_scale
+from fedveil.fields import Positive, declared
+from fedveil.registry import defenses
+from fedveil.tree import Tree, matrix, per_client
+
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+
+@defenses.register("ldp-fl")
+@declared
+class LDPFL(Defense):
+    """Send center ± radius·C for every entry of a layer, with C = (e^ε+1)/(e^ε−1) and odds that make the mean right.
+
+    Duchi's mechanism on t = (ω − c)/r, clamped to [−1, 1]. Our reading: one fixed center c and radius r for all
+    layers, known to everyone. `adaptive` takes them from each client's own layer, the middle and half the width of
+    its values, so nothing is clamped; that range then goes out exactly, and with it the layer's largest and smallest
+    value. A layer whose entries are all equal, or that has one entry only, goes out as it is.
+
+    The paper also splits updates into single weights and shuffles them over clients on the way, to hide which of
+    them belong together. That is a matter of the transport and not part of this class: the composed ε here is that
+    of a receiver who sees whose weights they are.
+    """
+
+    place = "upload"
+    of = ("weights", "delta")
+    paper = "Sun et al., LDP-FL: Practical Private Aggregation in Federated Learning with Local Differential Privacy"
+    promises = "ε-LDP of each entry within a range, per round"
+    weaknesses = (
+        "Every entry goes out with at least the radius: few clients cannot average that away.",
+        "With a fixed range, entries outside are cut, which biases them.",
+        "With adaptive, each layer's largest and smallest value can be read off what is sent.",
+        "The paper's claim to escape the number of weights rests on shuffling by a trusted party, which is not here.",
+        "ε is per entry and round: composed over a model it is no protection.",
+    )
+    strength = Strength("epsilon", "down")
+    epsilon: Epsilon = 0.3  # ε
+    center: Finite = 0.0  # c
+    radius: Positive = 0.1  # r
+    adaptive: bool = False  # c and r from the layer itself, in place of the two fields
+
+    def protect(self, update: Tree, batch: ClientBatch) -> Tree:
+        """c + r·duchi((ω − c)/r), every entry anew."""
+
+        def perturb(value: Tensor) -> Tensor:
+            center, radius = self._range(value)
+            t = ((value - center) / radius).nan_to_num(0.0)  # a radius of 0 leaves the center
+            return center + radius * duchi(t, self.epsilon, batch.streams)
+
+        return randomized(update, perturb)
+
+    def _range(self, value: Tensor) -> tuple[Tensor, Tensor]:
+        if not self.adaptive:
+            return value.new_tensor(self.center), value.new_tensor(self.radius)
+        low, high = matrix(value).amin(1), matrix(value).amax(1)
+        return per_client((low + high) / 2, value), per_client((high - low) / 2, value)
+
+    def guarantee(self, exposure: Exposure) -> Guarantee:
+        """ε of each entry in each round, composed over the run; an adaptive range is not covered."""
+        if self.adaptive:
+            remark = "this holds within each layer's range, which goes out exactly and is not covered"
+            protects = "the place of each entry in its layer's range, the range being public"
+        else:
+            remark = "any two values of one entry are covered"
+            protects = "the value of each entry"
+        return per_coordinate(self.epsilon, exposure, each="entry", protects=protects, remark=remark)
+
+    def knowledge(self, observed: Tree, facts: Facts) -> Knowledge:
+        """Shrunk towards the center by the share of signal; trusted by that share and by each tensor's precision.
+
+        As for Duchi, the share takes entries as uniform in the range. An adaptive range shows: what is sent has two
+        values in a tensor, with the center halfway, and a tensor with a small radius has little noise. Tensors are
+        trusted by the inverse of their spread; one without spread was sent as it is.
+
+        On weights the shrinking is towards w_t, a gradient of zero: the center says nothing about the change. There
+        w_t would show which weights lie near the ends of the range and are surer for it; it is not given here.
+        """
+        share = signal_prior(self.epsilon)
+        scale = step_scale(facts)
+
+        def middle(tensor: Tensor) -> Tensor:
+            if facts.kind == "weights":
+                return torch.zeros_like(tensor)
+            if not self.adaptive:
+                return torch.full_like(tensor, self.center if facts.kind == "gradient" else -self.center / scale)
+            low, high = matrix(tensor).amin(1), matrix(tensor).amax(1)
+            return per_client((low + high) / 2, tensor).expand_as(tensor)
+
+        centers = observed.map(middle)
+        around = observed - centers
+        trust = _precision(around, share) if self.adaptive else around.map(lambda t: torch.full_like(t, share))
+        return Knowledge(target=centers + around * share, weight=trust)
+
+    def measures(self, update: Tree) -> dict[str, float]:
+        """The range and the standard deviation √(r²C² − (ω−c)²), at the center where it is largest.
+
+        The radius of the fields: an adaptive one is each layer's own.
+        """
+        factor = range_factor(self.epsilon)
+        return precision_measures(factor, self.radius * factor, self.radius)
+
+
+def _precision(around: Tree, share: float) -> Tree:
+    """Each tensor's precision over that of the client's most precise noisy tensor, times the share."""
+    spread = {name: matrix(tensor).square().mean(1) for name, tensor in around.items()}  # (K,) each
+    stacked = torch.stack(list(spread.values()))
+    least = torch.where(stacked > 0, stacked, torch.inf).amin(0)
+
+    def weight(name: str, tensor: Tensor) -> Tensor:
+        own = spread[name]
+        trust = torch.where(own > 0, share * least / own, torch.ones_like(own))
+        return per_client(trust, tensor).expand_as(tensor)
+
+    return Tree({name: weight(name, tensor) for name, tensor in around.items()})

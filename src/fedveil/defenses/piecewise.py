@@ -1,0 +1,107 @@
+"""PM (Wang et al.): the piecewise mechanism, most likely near the true value, now and then anywhere in the range."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from fedveil.clients.batch import ClientBatch
+from fedveil.defenses.base import Defense, Facts, Knowledge, Strength
+from fedveil.defenses.guarantee import Exposure, Guarantee
+from fedveil.defenses.ldp import Epsilon, happens, per_coordinate, precision_measures, randomized, step_scale
+from fedveil.defenses.noise import signal_share
+from fedveil.fields import Positive, declared
+from fedveil.registry import defenses
+from fedveil.streams import Streams
+from fedveil.tree import Tree, matrix, per_client
+
+
+@defenses.register("pm")
+@declared
+class PM(Defense):
+    """Draw each entry anew from [−bound·C, bound·C], from an interval around it with high probability.
+
+    C = (e^{ε/2}+1)/(e^{ε/2}−1). With t = ω/bound in [−1, 1]: with probability e^{ε/2}/(e^{ε/2}+1) uniform in
+    [ℓ, r], ℓ = (C+1)t/2 − (C−1)/2 and r = ℓ + C − 1, else uniform in the rest of [−C, C]. Our reading: values are
+    clamped to [−bound, bound] and scaled by it, since the mechanism is for [−1, 1]; beyond the bound the mean is
+    the bound. One bound serves all layers: for weights or their change, not for the gradients of FedSGD.
+    """
+
+    place = "upload"
+    of = ("weights", "delta")
+    paper = "Wang et al., Collecting and analyzing multidimensional data with local differential privacy"
+    promises = "ε-LDP of each entry, per round"
+    weaknesses = (
+        "At a small ε the noise is many times the bound: few clients cannot average that away.",
+        "Entries beyond the bound are cut, which biases them.",
+        "ε is per entry and round: composed over a model it is no protection.",
+    )
+    strength = Strength("epsilon", "down")
+    epsilon: Epsilon = 0.3  # ε
+    bound: Positive = 1.0
+
+    def protect(self, update: Tree, batch: ClientBatch) -> Tree:
+        """bound·piecewise(ω/bound), every entry anew."""
+        return randomized(update, lambda value: self.bound * piecewise(value / self.bound, self.epsilon, batch.streams))
+
+    @property
+    def base_variance(self) -> float:
+        """The variance of an entry of zero: bound²(e^{ε/2}+3)/(3(e^{ε/2}−1)²)."""
+        x, rest = _tail(self.epsilon)
+        return self.bound**2 * (x + 3 * x**2) / (3 * rest**2)
+
+    def guarantee(self, exposure: Exposure) -> Guarantee:
+        """ε of each entry in each round, composed over the run."""
+        return per_coordinate(
+            self.epsilon,
+            exposure,
+            each="entry",
+            protects="the value of each entry",
+            remark="any two values of one entry are covered",
+        )
+
+    def knowledge(self, observed: Tree, facts: Facts) -> Knowledge:
+        """Shrink every tensor by its share of signal, and trust it by that share: see `AdditiveNoise.knowledge`.
+
+        On a change of weights the variance ω²/(e^{ε/2}−1) that grows with the entry is taken into account. On
+        weights it would take w_t, which is not given here; it is small while weights are far inside the bound. The
+        share is at least 1/√d for d entries in all, about the error of its estimate: a signal too weak to be seen is
+        not said to be none.
+        """
+        _, rest = _tail(self.epsilon)
+        noise = self.base_variance / step_scale(facts) ** 2
+
+        def share(tensor: Tensor) -> Tensor:
+            values = matrix(tensor)
+            found = signal_share(values, noise).flatten() * (1.0 if facts.kind == "weights" else rest)
+            return per_client(found.clamp_min(observed.size**-0.5), tensor)
+
+        shares = observed.map(share)
+        return Knowledge(
+            target=observed.combine(shares, torch.mul),
+            weight=observed.combine(shares, lambda tensor, factor: factor.expand_as(tensor)),
+        )
+
+    def measures(self, update: Tree) -> dict[str, float]:
+        """The range and the standard deviation of an entry of zero; it grows by ω²/(e^{ε/2}−1) under the root."""
+        return precision_measures(1 / math.tanh(self.epsilon / 4), self.base_variance**0.5, self.bound)
+
+
+def piecewise(t: Tensor, epsilon: float, streams: Streams) -> Tensor:
+    """A draw from [−C, C] for every entry of t, which is clamped to [−1, 1]: the mean is t."""
+    t = t.clamp(-1, 1)
+    x, rest = _tail(epsilon)
+    far = happens(x / (1 + x), streams, t)
+    draw = streams.uniform_like(t)
+    low, high = (t - x) / rest, (t + x) / rest  # ℓ and r
+    left = (1 + t) / rest  # the length of [−C, ℓ]; together with [r, C] it is C + 1 = 2/rest
+    place = 2 * draw / rest
+    outside = torch.where(place < left, place - (1 + x) / rest, high + place - left)
+    return torch.where(far, outside, low + (high - low) * draw)
+
+
+def _tail(epsilon: float) -> tuple[float, float]:
+    """x = e^{−ε/2} and 1 − x, in which all of PM is written so that no ε overflows: C = (1 + x)/(1 − x)."""
+    return math.exp(-epsilon / 2), -math.expm1(-epsilon / 2)

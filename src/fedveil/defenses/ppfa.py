@@ -1,0 +1,122 @@
+"""PPFA (Zhang et al.): distort the update by a set length, in the direction that costs the model least."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+import pydantic
+import torch
+
+from fedveil.clients.batch import ClientBatch
+from fedveil.defenses.base import Defense, Facts, Kind, Knowledge, Strength
+from fedveil.defenses.noise import signal_share
+from fedveil.errors import FedveilError
+from fedveil.fields import Count, NonNegative, Positive, Probability, declared
+from fedveil.registry import defenses
+from fedveil.tree import Tree
+
+_ROUNDING = 1e-9  # 1 − 0.2 − 0.8 is not quite 0
+
+
+@defenses.register("ppfa")
+@declared
+class PPFA(Defense):
+    """Add a distortion of norm 4·diameter·(1 − c − epsilon) to the update, where it raises the local loss least.
+
+    Our reading of a learned parameter distortion under a leakage budget epsilon. From a random direction, projected
+    gradient descent lowers the loss of the client's last batch at the distorted weights, at constant norm; with
+    `direction="random"` the random direction stays. The norm is in units of what is sent, so `diameter` is to be set
+    for each study: the papers' results differ by what a factor of it would explain.
+
+    On upload it protects weights or their change. FedSGD shares gradients: there `at="gradient"` distorts the
+    gradient of a step, by the direction that harms least when the server moves the weights against it (under FedAvg:
+    in every local step).
+    """
+
+    place = "upload"
+    paper = "Zhang et al., Theoretically principled federated learning for balancing privacy and utility"
+    weaknesses = (
+        "The direction that raises the loss least is that of the gradient itself: the longer it is searched for, the "
+        "less the distortion hides.",
+        "The epsilon is the budget of a bound on leakage, not that of differential privacy.",
+        "An attacker who knows the norm leaves out the layers that drown in the distortion.",
+    )
+    strength = Strength("epsilon", "down")
+    epsilon: Probability = 0.8  # FedEM: 0.8, 0.97 to 0.995; FedBARRE: 0.05 to 0.95
+    diameter: Positive = 1.0  # D
+    c: NonNegative = 0.0
+    direction: Literal["pgd", "random"] = "pgd"
+    steps: Count = 10
+    lr: Positive = 0.1  # of a step against the unit gradient, as a share of the norm
+    at: Literal["gradient", "upload"] = "upload"
+
+    @pydantic.model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.epsilon + self.c > 1 + _ROUNDING:
+            raise ValueError(
+                f"epsilon must be at most 1 - c, here {max(1 - self.c, 0):g}: beyond it the distortion would have a "
+                f"negative norm (got {self.epsilon:g})"
+            )
+        return self
+
+    @property
+    def of(self) -> tuple[Kind, ...]:  # type: ignore[override]
+        """What it can protect where it acts: on upload, the sign of a gradient would be taken for that of weights."""
+        return ("gradient",) if self.at == "gradient" else ("weights", "delta")
+
+    @property
+    def norm(self) -> float:
+        """Δ = 4D(1 − c − ε)."""
+        return 4 * self.diameter * max(1 - self.c - self.epsilon, 0.0)
+
+    def protect(self, update: Tree, batch: ClientBatch) -> Tree:
+        """The update plus a distortion of norm Δ."""
+        if self.norm < 4 * self.diameter * _ROUNDING:
+            return update
+        distortion = _to_norm(update.map(batch.streams.normal_like), self.norm)
+        if self._searches(batch):
+            sign = -1.0 if self.at == "gradient" else 1.0  # the server moves the weights against a gradient
+            for _ in range(self.steps):
+                slope = batch.gradient(params=batch.params + sign * distortion) * sign
+                distortion = _to_norm(distortion - _to_norm(slope, self.lr * self.norm), self.norm)
+        return update + distortion
+
+    def _searches(self, batch: ClientBatch) -> bool:
+        if self.direction == "random" or batch.targets.shape[1]:
+            return self.direction == "pgd"
+        if self.at == "upload":
+            raise FedveilError(
+                "ppfa searches its direction on a client's batch, and here is none (Guard.upload has no data of an "
+                "upload defense): choose direction='random', or at='gradient'"
+            )
+        return False  # a batch that a sampling defense left empty
+
+    def knowledge(self, observed: Tree, facts: Facts) -> Knowledge:
+        """Shrink every tensor towards zero by its own share of signal, and trust it by that share.
+
+        A distortion of norm Δ in a random direction has variance Δ²/d in each of d entries. On an upload the attacker
+        sees it divided by the steps' learning rates; at each of n local steps it averages to a variance of Δ²/(d·n).
+        """
+        if self.at == "upload":
+            scale = facts.lr * facts.steps if facts.kind != "gradient" else 1.0
+        else:
+            scale = facts.steps**0.5
+        variance = (self.norm / scale) ** 2 / max(observed.size, 1)
+        share = observed.map(lambda tensor: signal_share(tensor, variance))
+        return Knowledge(
+            target=observed.combine(share, torch.mul),
+            weight=observed.combine(share, lambda tensor, factor: factor.expand_as(tensor)),
+        )
+
+    def measures(self, update: Tree) -> dict[str, float]:
+        """The norm of the distortion; for gradients also the cosine 1/√(1 + Δ²/‖g‖²) if its direction is random."""
+        found = {"norm of the distortion": self.norm}
+        if self.at == "gradient" and self.direction == "random":
+            ratio = self.norm**2 / update.norm().square().clamp_min(1e-30)
+            found["predicted cosine to the true gradient"] = float((1 + ratio).rsqrt().mean())
+        return found
+
+
+def _to_norm(tree: Tree, norm: float) -> Tree:
+    """Each client's tensors scaled to a norm; zeros stay zeros."""
+    return tree * (norm / tree.norm().clamp_min(1e-30))

@@ -1,0 +1,158 @@
+"""SPM (symmetric piecewise mechanism): flip the sign of each weight at random and stretch its size."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedveil.clients.batch import ClientBatch
+from fedveil.defenses.base import Defense, Facts, Knowledge, Strength
+from fedveil.defenses.guarantee import Exposure, Guarantee
+from fedveil.defenses.ldp import Epsilon, happens, per_coordinate, randomized
+from fedveil.fields import declared
+from fedveil.registry import defenses
+from fedveil.tree import Tree, matrix, per_client
+
+
+class SignMechanism(Defense):
+    """What SPM and PNPM share: all but the bound C = 1 + width/(e^ε − 1) of the factor.
+
+    With probability e^ε/(e^ε+1) an entry keeps its sign, and its size is multiplied by a draw from U[1, C].
+    """
+
+    place = "upload"
+    of = ("gradient", "weights", "delta")
+    promises = "ε-LDP of each entry's sign, per round"
+    weaknesses = (
+        "Sizes are not protected: |ω| goes out times a factor between 1 and C whose law is known.",
+        "Only signs are covered: between entries of different sizes the likelihood ratio has no bound.",
+        "Zero stays zero: which inputs and units were silent shows exactly.",
+        "In a gradient, sizes alone give the input of a first linear layer: every row is that input times a number.",
+        "The sign of a weight is mostly known already from the server's own weights.",
+        "ε is per entry and round: composed over a model it is no protection.",
+    )
+    strength = Strength("epsilon", "down")
+    width: ClassVar[int]
+    epsilon: Epsilon
+
+    @property
+    def divisor(self) -> float:
+        """What the perturbed value is divided by at the end."""
+        return 1.0
+
+    @property
+    def stretch(self) -> float:
+        """C − 1, the length of the interval of the factor."""
+        x = math.exp(-self.epsilon)  # at any ε finite, where e^ε is not
+        return self.width * x / -math.expm1(-self.epsilon)
+
+    @property
+    def flip(self) -> float:
+        """The probability that a sign is flipped: 1/(e^ε + 1)."""
+        x = math.exp(-self.epsilon)
+        return x / (1 + x)
+
+    @property
+    def mean_size(self) -> float:
+        """E|t*|, the mean factor on an entry's size."""
+        return (1 + self.stretch / 2) / self.divisor
+
+    @property
+    def mean(self) -> float:
+        """E[t*]/t: 1 if unbiased."""
+        return math.tanh(self.epsilon / 2) * self.mean_size
+
+    @property
+    def second_moment(self) -> float:
+        """E[t*²]."""
+        return (1 + self.stretch + self.stretch**2 / 3) / self.divisor**2
+
+    @property
+    def variance(self) -> float:
+        """The variance of t*: times |ω|² it is that of an entry."""
+        return max(self.second_moment - self.mean**2, 0.0)
+
+    def protect(self, update: Tree, batch: ClientBatch) -> Tree:
+        """Algorithm 2: |ω|·t*, every entry anew."""
+
+        def perturb(value: Tensor) -> Tensor:
+            flipped = happens(self.flip, batch.streams, value)
+            size = 1 + self.stretch * batch.streams.uniform_like(value)
+            return torch.where(flipped, -value, value) * size / self.divisor
+
+        return randomized(update, perturb)
+
+    def guarantee(self, exposure: Exposure) -> Guarantee:
+        """ε of each sign in each round, composed over the run; sizes are not covered."""
+        low, high = 1 / self.divisor, (1 + self.stretch) / self.divisor
+        return per_coordinate(
+            self.epsilon,
+            exposure,
+            each="entry's sign",
+            protects="the sign of each entry, its size being public",
+            remark=f"sizes are not covered, each goes out times a factor between {low:.3g} and {high:.3g}",
+        )
+
+    def knowledge(self, observed: Tree, facts: Facts) -> Knowledge:
+        """Sizes divided by their mean factor; signs trusted by the posterior; zeros trusted fully.
+
+        On a gradient or a change of weights, |ω|·|t*| is divided by E|t*|, and a sign is worth
+        2·P(right) − 1 = (e^ε−1)/(e^ε+1). An entry that is exactly zero was zero.
+
+        On weights the attacker knows (w_t − ω·t*)/(η·steps). With w_t it would know which signs were flipped, and
+        |ω| up to the factor; w_t is not among what this method is given. What is left: a flipped sign moves an entry
+        by at least 2|ω|, far more than training does. So entries are shrunk and trusted by the odds that their sign
+        was kept, e^ε to 1 before seeing them, and falling with their square over the tensor's median.
+        """
+        if facts.kind == "weights":
+            trust = observed.map(self._kept)
+            return Knowledge(target=observed.combine(trust, torch.mul), weight=trust)
+        right = math.tanh(self.epsilon / 2)
+        weight = observed.map(lambda tensor: torch.where(tensor == 0, torch.ones_like(tensor), right))
+        return Knowledge(target=observed / self.mean_size, weight=weight)
+
+    def _kept(self, tensor: Tensor) -> Tensor:
+        sizes = matrix(tensor).abs()
+        median = torch.where(sizes > 0, sizes, torch.nan).nanmedian(1).values.nan_to_num(1.0)  # of those not zero
+        ratio = tensor / per_client(median, tensor)
+        return 1 / (1 + math.exp(-self.epsilon) * ratio.square())
+
+    def measures(self, update: Tree) -> dict[str, float]:
+        """Closed forms of Algorithm 2: the same factors for any update, since all is in proportion to |ω|."""
+        return {
+            "range factor C": 1 + self.stretch,
+            "probability that a sign is right": 1 - self.flip,
+            "predicted mean of an entry over its true value": self.mean,
+            "predicted standard deviation of an entry over its size": self.variance**0.5,
+            "predicted cosine of what is sent to what it was": self.mean / self.second_moment**0.5,
+        }
+
+
+@defenses.register("spm")
+@declared
+class SPM(SignMechanism):
+    """Flip each sign with probability 1/(e^ε+1) and multiply each size by a factor from U[1, C].
+
+    C = (e^ε+1)/(e^ε−1). As published (Algorithm 2) the mean of an entry is e^ε/(e^ε+1) of its true value, 0.574 at
+    ε = 0.3: the paper's density (its Eq. 3) integrates to 1 + e^−ε, so its theorem of zero bias and its variance do
+    not hold for its algorithm. `debias` divides by that factor.
+
+    It acts on what is uploaded: weights (the paper's Algorithm 1) or their change, and under FedSGD every gradient.
+    The last is our reading of the paper's attack tables, which perturb the gradient of one sample. Zeros stay zero.
+    """
+
+    place = "upload"
+    paper = (
+        "Chen and Zheng, SPM-FL: A Federated Learning Privacy-Protection Mechanism Based on Local Differential Privacy"
+    )
+    width = 2
+    epsilon: Epsilon = 0.3  # ε: the paper's budget for MNIST
+    debias: bool = False
+
+    @property
+    def divisor(self) -> float:
+        """e^ε/(e^ε+1) if debiased, else 1."""
+        return 1 - self.flip if self.debias else 1.0

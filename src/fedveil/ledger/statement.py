@@ -1,0 +1,179 @@
+"""`statement`: what a chain of defenses promises over a run, in one sentence, and in a paragraph that says it all."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fedveil.defenses.base import Defense, chooses_batch
+from fedveil.defenses.chain import Chain
+from fedveil.defenses.guarantee import ONE_EXAMPLE, Exposure, Guarantee, PureLDP
+from fedveil.ledger.accountant import Spent, worst
+
+_PREFIX = "Formal guarantee: "
+# Ponomareva et al. 2023, "How to DP-fy ML": up to 10 is reasonable, beyond it there is weak to no protection.
+_WEAK, _NOTHING = 10.0, 50.0
+# These look at nothing but the update. What they do to a private update cannot take from its guarantee; others may
+# look at the data again.
+_ONLY_THE_UPDATE = frozenset(
+    {"none", "clip", "gaussian-noise", "laplace-noise", "dp-clip", "dp-gaussian", "dp-laplace", "cdp"}
+    | {"gradient-dropout", "gradient-masking", "gradient-pruning", "sign-compression"}
+)
+_LOW_BITS = (
+    "The proof is about real numbers: in float32 the low bits of noisy numbers tell a little of what the noise was "
+    "added to, and no ε covers that."
+)
+_SEEDED = (
+    "In this simulation the noise is drawn from a seed, and who has the seed can take it off; deployments must draw it "
+    "from the operating system."
+)
+
+
+@dataclass(frozen=True)
+class Statement:
+    """What is promised over a run."""
+
+    sentence: str  # "Formal guarantee: ε = 3.2 at δ = 1e-5 for one training example over 30 rounds (...)."
+    formal: bool
+    epsilon: float | None  # of the one formal guarantee; None where there is none, or several
+    delta: float | None
+    paragraph: str  # the sentence, and what each defense does and does not promise
+
+
+@dataclass(frozen=True)
+class _Claim:
+    """What one defense would promise, and why it does not here."""
+
+    name: str
+    words: str
+    epsilon: float
+    delta: float
+    guarantee: Guarantee
+    against: str  # why the claim does not hold in this run; "" if it does
+
+
+def statement(chain: Chain, exposure: Exposure | Sequence[Exposure]) -> Statement:
+    """Add up what the defenses of a chain promise over a run.
+
+    exposure: of one client, or one for every kind of client; what is stated holds for the worst off.
+    """
+    exposures = (exposure,) if isinstance(exposure, Exposure) else tuple(exposure)
+    promises = [(defense, defense.guarantee(exposures[0])) for defense in chain.defenses]
+    claims = [_claim(chain, place, exposures) for place, (_, each) in enumerate(promises) if each.formal]
+    valid = [claim for claim in claims if not claim.against]
+    sentence = _sentence(promises, claims, valid)
+    single = valid[0] if len(valid) == 1 else None
+    return Statement(
+        sentence=sentence,
+        formal=bool(valid),
+        epsilon=single.epsilon if single else None,
+        delta=single.delta if single else None,
+        paragraph=_paragraph(sentence, promises, claims, exposures[0]),
+    )
+
+
+def _claim(chain: Chain, place: int, exposures: Sequence[Exposure]) -> _Claim:
+    defense, first = chain.defenses[place], exposures[0]
+    each = [defense.guarantee(exposure) for exposure in exposures]
+    mechanisms = [guarantee.mechanism for guarantee in each if guarantee.mechanism is not None]
+    rounds = _count(first.rounds, "round")
+    pure = [mechanism for mechanism in mechanisms if isinstance(mechanism, PureLDP)]
+    if pure:
+        one = max(pure, key=lambda mechanism: mechanism.epsilon * mechanism.coordinates)
+        times = max(exposure.uses(defense.acts_at) for exposure in exposures)
+        found = Spent(one.epsilon * one.coordinates * times, 0.0, "basic composition")
+        over = rounds if times == first.rounds else f"{times:,} releases in {rounds}"
+        words = (
+            f"ε = {_number(one.epsilon)} per release for {each[0].protects or 'each coordinate'}; composed over "
+            f"{_count(one.coordinates, 'coordinate')} and {over} ε = {_number(found.epsilon)}{_worth(found.epsilon)}"
+        )
+    else:
+        found = worst([mechanism for mechanism in mechanisms if not isinstance(mechanism, PureLDP)], first.delta)
+        at = f" at δ = {found.delta:.2g}" if found.delta else ""
+        words = (
+            f"ε = {_number(found.epsilon)}{at} for {each[0].protects} over {rounds} ({found.how})"
+            f"{_worth(found.epsilon)}"
+        )
+    return _Claim(defense.name, words, found.epsilon, found.delta, each[0], _why_not(chain, place, each[0], first))
+
+
+def _why_not(chain: Chain, place: int, guarantee: Guarantee, exposure: Exposure) -> str:
+    """Why a guarantee does not hold in this run, if it does not."""
+    if exposure.bare_rounds:
+        first = f"the first {exposure.bare_rounds} rounds run" if exposure.bare_rounds > 1 else "the first round runs"
+        return f"{first} without it"
+    if exposure.bare_buffers:
+        return "the model's buffers (batch norm statistics) are shared beside the update, without noise"
+    later = [each.name for each in chain.defenses[place + 1 :] if each.name not in _ONLY_THE_UPDATE]
+    if later:
+        return f"{' and '.join(later)} behind it may look at the data again"
+    if guarantee.protects == ONE_EXAMPLE:
+        mixing = [each.name for each in chain.defenses[:place] if _mixes(each)]
+        if mixing:
+            return f"{' and '.join(mixing)} before it may let one example act on the gradients of others"
+    return ""
+
+
+def _mixes(defense: Defense) -> bool:
+    """Whether a defense that comes first may tie the examples of a batch to each other."""
+    return chooses_batch(defense) or defense.acts_at in ("sample", "data")
+
+
+# ---- words -------------------------------------------------------------------------------------------------
+
+
+def _sentence(promises: list[tuple[Defense, Guarantee]], claims: list[_Claim], valid: list[_Claim]) -> str:
+    if len(valid) == 1:
+        return " ".join(filter(None, (f"{_PREFIX}{valid[0].words}.", valid[0].guarantee.caveat)))
+    if valid:
+        each = "; ".join(f"{claim.name}: {claim.words}" for claim in valid)
+        caveats = [f"{claim.name}: {claim.guarantee.caveat}" for claim in valid if claim.guarantee.caveat]
+        return " ".join([f"Formal guarantees, each by itself, not to be added or combined: {each}.", *caveats])
+    if claims:
+        would = " ".join(f"By itself {claim.name} would give {claim.words}, but {claim.against}." for claim in claims)
+        return f"{_PREFIX}none. {would}"
+    if len(promises) == 1:
+        return promises[0][1].sentence
+    return f"{_PREFIX}none."
+
+
+def _paragraph(
+    sentence: str, promises: list[tuple[Defense, Guarantee]], claims: list[_Claim], exposure: Exposure
+) -> str:
+    parts = [sentence]
+    if claims or len(promises) > 1:
+        parts += [f"{defense.name}: {each.sentence.removeprefix(_PREFIX)}" for defense, each in promises]
+    if any(claim.against for claim in claims) and not all(claim.against for claim in claims):
+        parts += [f"{claim.name} gives nothing here: {claim.against}." for claim in claims if claim.against]
+    if claims:
+        if exposure.sampling_rate < 1 and any(claim.guarantee.protects == ONE_EXAMPLE for claim in claims):
+            parts.append("The value is for a client that takes part in every round.")
+        parts += [_LOW_BITS, _SEEDED]
+    return " ".join(parts)
+
+
+def _worth(epsilon: float) -> str:
+    if epsilon > _NOTHING:
+        return ", which is no protection"
+    return ", which is weak" if epsilon > _WEAK else ""
+
+
+def _number(epsilon: float) -> str:
+    """Three digits, rounded up: a smaller ε than was proven must not be stated.
+
+    >>> _number(3.1416), _number(12), _number(2665560.2), _number(math.inf)
+    ('3.15', '12', '2,665,561', '∞')
+    """
+    if math.isinf(epsilon):
+        return "∞"
+    if epsilon >= 1000:
+        return f"{math.ceil(epsilon):,}" if epsilon < 1e9 else f"{epsilon:.2e}"
+    if epsilon == 0:
+        return "0"
+    digits = 2 - math.floor(math.log10(epsilon))
+    return f"{math.ceil(round(epsilon * 10**digits, 6)) / 10**digits:.3g}"
+
+
+def _count(count: int, what: str) -> str:
+    return f"{count:,} {what}{'s' if count != 1 else ''}"

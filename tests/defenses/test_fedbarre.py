@@ -1,0 +1,326 @@
+"""FedBARRE: Algorithm 2 in plain torch, the choice among its models, and the randomized ensemble."""
+
+import math
+
+import pytest
+import torch
+from scipy.stats import chisquare
+from torch.func import grad, vmap
+from torch.nn import functional as F
+
+import fedveil as fv
+from fedveil.clients.batch import ClientBatch
+from fedveil.clients.engine import Engine
+from fedveil.defenses.base import Facts
+from fedveil.defenses.chain import Chain
+from fedveil.defenses.fedbarre import Ensemble, FedBARRE, ensemble_accuracy, radius_for_budget
+from fedveil.defenses.fedem import FedEM
+from fedveil.defenses.gradient_dropout import GradientDropout
+from fedveil.defenses.guard import Guard
+from fedveil.errors import FedveilError
+from fedveil.federation.run import federate
+from fedveil.streams import Streams
+from fedveil.tree import Tree
+
+from .laws import equal
+from .perturbing import assert_rows, client_model, images, network, plain_fedbarre
+
+SIZE = 2 * 4 * 4
+
+
+def step(defense, batch):
+    chain = Chain.of(defense)
+    return chain.step(batch, chain.new_states())
+
+
+# ---- Algorithm 2 ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"models": 4, "epochs": 2, "lam": 0.3, "high": 2.0, "low": 1.0, "pgd_lr": 3.0},
+        {"models": 2, "high": 1.0, "sigma": 0.05, "lr": 1.5, "pgd_steps": 0},
+    ],
+)
+def test_equals_algorithm_2_in_plain_torch(fields):
+    defense = FedBARRE(**fields)
+    batch = images(clients=4)
+    shared = step(defense, batch)
+    ensemble = defense.train_ensemble(batch.at(0, {}))
+    places = batch.streams.fold("place", 0)
+    chosen = set()
+    for k in range(batch.count):
+        draws = [
+            [
+                places.fold("model", m, "epoch", e).normal(*batch.inputs.shape[1:], dtype=torch.float64)[k]
+                for e in range(defense.epochs)
+            ]
+            for m in range(defense.models)
+        ]
+        gradient, losses, best = plain_fedbarre(
+            client_model(batch, k),
+            batch.inputs[k],
+            batch.targets[k],
+            (batch.validation.inputs[k], batch.validation.targets[k]),
+            draws,
+            epochs=defense.epochs,
+            lam=defense.lam,
+            sigma=defense.high / math.sqrt(SIZE) if defense.sigma is None else defense.sigma,
+            low=defense.low,
+            high=defense.high,
+            pgd=defense.pgd_steps,
+            pgd_lr=defense.pgd_lr,
+            lr=defense.lr,
+        )
+        assert_rows(shared.update, k, gradient)  # at θ_m*, not at w
+        torch.testing.assert_close(ensemble.validation[k], torch.tensor(losses, dtype=torch.float64))
+        assert ensemble.alpha[k].argmax() == best
+        assert ensemble.alpha[k].sum() == 1
+        chosen.add(best)
+    if fields:
+        assert len(chosen) > 1  # the clients do not all choose alike, or this test would show little
+
+
+@pytest.mark.parametrize("models", [1, 3])
+def test_without_steps_and_perturbation_it_is_plain_fedsgd(models):
+    task = fv.task("digits", model="mlp:hidden=[16],activation=sigmoid", clients=4, limit=160)
+    rounds = fv.Federation(rounds=2, batch_size=16)
+    plain = federate(task, None, rounds, backend="loop")
+    same = federate(task, FedBARRE(models=models, lr=0.0, high=0.0, pgd_steps=1), rounds, backend="loop")
+    assert all(torch.equal(plain.params[name], same.params[name]) for name in plain.params)
+
+
+def test_the_perturbations_stay_in_the_ring_and_lower_the_loss():
+    batch = images()
+    ensemble = FedBARRE(low=0.5, high=2.0, pgd_lr=20.0).train_ensemble(batch)
+    for member in ensemble.members:
+        length = member.delta.flatten(2).norm(dim=2)
+        assert (length <= 2 + 1e-9).all()
+        assert (length >= 0.5 - 1e-9).all()
+        assert (batch.loss(batch.inputs + member.delta, member.params) < batch.loss(params=member.params)).all()
+
+
+def test_what_was_seen_is_the_clean_input_while_it_counts():
+    batch = images()
+    assert torch.equal(step(FedBARRE(high=1.0, lam=0.01), batch).seen, batch.inputs)
+    shared = step(FedBARRE(high=1.0, lam=0.0), batch)
+    assert not torch.equal(shared.seen, batch.inputs)
+    assert ((shared.seen - batch.inputs).flatten(2).norm(dim=2) <= 1 + 1e-9).all()
+
+
+def test_the_loss_is_the_total_loss():
+    batch, defense = images(), FedBARRE(models=1, high=2.0, lam=0.25)
+    (member,) = defense.train_ensemble(batch.at(0, {})).members
+    expected = 0.25 * batch.loss(params=member.params) + 0.75 * batch.loss(batch.inputs + member.delta, member.params)
+    torch.testing.assert_close(step(defense, batch).loss, expected)
+
+
+# ---- the choice ---------------------------------------------------------------------------------------------
+
+
+def test_validation_data_is_asked_for():
+    batch = images()
+    batch.validation = None
+    with pytest.raises(FedveilError, match="validation data of the client's own"):
+        step(FedBARRE(), batch)
+    assert step(FedBARRE(models=1), batch).update.isfinite().all()
+
+
+def test_a_model_that_went_astray_is_not_chosen():
+    losses = torch.tensor([[1.0, torch.nan], [torch.inf, 2.0]])
+    assert FedBARRE()._weights(losses).tolist() == [[1, 0], [0, 1]]
+    assert FedBARRE(selection="mixed")._weights(losses).tolist() == [[1, 0], [0, 1]]
+
+
+def test_mixed_weights_minimize_the_penalized_risk_on_the_simplex():
+    losses = torch.tensor([[0.3, 0.5, 0.31]], dtype=torch.float64)
+    alpha = FedBARRE(selection="mixed", entropy=0.2)._weights(losses)
+
+    def risk(weights):
+        return (weights * losses).sum(1) + 0.2 * (weights * weights.clamp_min(1e-300).log()).sum(1)
+
+    others = torch.distributions.Dirichlet(torch.ones(3, dtype=torch.float64)).sample((5000,))
+    assert (risk(alpha) <= risk(others) + 1e-12).all()
+    assert alpha.sum().item() == pytest.approx(1)
+
+
+def test_mixed_shares_the_mean_of_all_gradients_by_their_weights():
+    batch, defense = images(), FedBARRE(high=1.0, lr=0.5, selection="mixed", entropy=0.05)
+    ensemble = defense.train_ensemble(batch.at(0, {}))
+    shared = step(defense, batch)
+    for k in range(batch.count):
+        for name in shared.update:
+            each = [
+                0.5 * batch.gradient(params=m.params)[name][k]
+                + 0.5 * batch.gradient(batch.inputs + m.delta, m.params)[name][k]
+                for m in ensemble.members
+            ]
+            expected = sum(a * g for a, g in zip(ensemble.alpha[k], each, strict=True))
+            torch.testing.assert_close(shared.update[name][k], expected)
+
+
+# ---- the randomized ensemble ----------------------------------------------------------------------------------
+
+
+def test_models_are_drawn_by_their_weights():
+    alpha = torch.tensor([[0.2, 0.5, 0.3, 0.0], [0.0, 0.0, 1.0, 0.0], [0.25, 0.25, 0.25, 0.25]])
+    ensemble = Ensemble((), alpha, alpha, Tree({}))
+    drawn = ensemble.draw(20_000, Streams.seeded(0, range(3)))
+    for k, weights in enumerate(alpha):
+        counts = torch.bincount(drawn[k], minlength=4)
+        assert not counts[weights == 0].any()
+        used = weights > 0
+        expected = weights[used].double() / weights[used].double().sum() * 20_000
+        if used.sum() > 1:
+            assert chisquare(counts[used].numpy(), expected.numpy()).pvalue > 1e-3
+
+
+def test_predictions_come_from_the_drawn_models():
+    batch = images(norm=True)
+    ensemble = FedBARRE(selection="mixed", lr=2.0, high=2.0, entropy=5.0).train_ensemble(batch)
+    questions = torch.randn(50, 2, 4, 4, dtype=torch.float64)
+    scores = ensemble.scores(batch.engine, questions)
+    assert scores.shape == (3, 3, 50, 3)
+    for k in range(3):
+        model = client_model(batch, k).eval()
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter.copy_(ensemble.members[1].params[name][k])
+            torch.testing.assert_close(scores[k, 1], model(questions))
+    answers = ensemble.predict(batch.engine, questions, Streams.seeded(1, range(3)))
+    drawn = ensemble.draw(50, Streams.seeded(1, range(3)))
+    assert all(answers[k, i] == scores[k, drawn[k, i], i].argmax() for k in range(3) for i in range(50))
+    assert batch.engine.model.training  # a copy was put in evaluation mode
+
+
+def test_global_and_ensemble_accuracy_are_told_apart():
+    task = fv.task("digits", model="mlp:hidden=[32]", clients=2, limit=400)
+    run = federate(task, None, fv.Federation(rounds=2), backend="loop")
+    inputs, targets = task.train.batch(torch.arange(64))
+    held_out, labels = task.validation.batch(torch.arange(40))
+    engine = Engine(task.model, F.cross_entropy, backend="loop")
+    made = ClientBatch(
+        engine,
+        Tree.expand(run.params, 2),
+        Tree({}),
+        inputs.reshape(2, 32, *inputs.shape[1:]),
+        targets.reshape(2, 32),
+        Streams.seeded(0, range(2)),
+    )
+    made.validation = ClientBatch(
+        engine,
+        made.params,
+        Tree({}),
+        held_out.reshape(2, 20, *held_out.shape[1:]),
+        labels.reshape(2, 20),
+        made.streams.fold("validation"),
+    )
+    questions, answers = task.test.batch(torch.arange(200))
+    found = ensemble_accuracy(
+        FedBARRE(selection="mixed", lr=0.5), made, questions, answers, Streams.seeded(0, range(2), "draw")
+    )
+    with torch.no_grad():
+        plain = torch.func.functional_call(task.model, run.params, (questions,)).argmax(1) == answers
+    assert found.global_model == pytest.approx(float(plain.double().mean()))
+    assert found.ensemble.shape == found.expected.shape == (2,)
+    assert ((found.ensemble - found.expected).abs() < 0.1).all()
+    same = ensemble_accuracy(FedBARRE(lr=0.0), made, questions, answers, Streams.seeded(0, range(2)))
+    assert same.ensemble.tolist() == pytest.approx([same.global_model] * 2)
+
+
+# ---- the model around it ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("selection", ["best", "mixed"])
+def test_buffers_move_once(selection):
+    batch = images(norm=True)
+    shared = step(FedBARRE(high=1.0, selection=selection), batch)
+    assert (shared.buffers["1.num_batches_tracked"] == 1).all()
+    assert (batch.buffers["1.num_batches_tracked"] == 0).all()
+
+
+@pytest.mark.parametrize("norm", [False, True])
+def test_backends_agree(norm):
+    defense = FedBARRE(high=2.0, lr=0.5)
+    loop, stacked = (step(defense, images(norm=norm, backend=backend)) for backend in ("loop", "stacked"))
+    torch.testing.assert_close(dict(loop.update), dict(stacked.update), rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(loop.loss, stacked.loss)
+
+
+def test_in_a_chain_equals_composing_by_hand():
+    chain = Chain.of([FedBARRE(high=1.0), GradientDropout(keep=0.5), FedEM(radius=1.0, steps=2)])
+    shared = chain.step(images(), chain.new_states())
+    names = [defense.name for defense in chain.defenses]
+    batch = images()
+    batch.inputs = FedEM(radius=1.0, steps=2).perturb(batch.at(names.index("fedem"), {}))
+    update = FedBARRE(high=1.0).gradient(batch.at(names.index("fedbarre"), {})).update
+    update = GradientDropout(keep=0.5).protect(update, batch.at(names.index("gradient-dropout"), {}))
+    assert equal(shared.update, update)
+    assert torch.equal(shared.seen, batch.inputs)
+
+
+def test_in_guard():
+    x, y = torch.randn(4, 2, 4, 4), torch.tensor([0, 1, 2, 0])
+    model = network()
+    guard = Guard(model, F.cross_entropy, FedBARRE(high=1.0), seed=0, validation=(x + 0.1, y))
+    before = {name: p.clone() for name, p in model.named_parameters()}
+    guard.backward(x, y)
+    assert any(parameter.grad.abs().sum() > 0 for parameter in model.parameters())
+    assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
+    with pytest.raises(FedveilError, match=r"Guard takes validation=\(inputs, targets\)"):
+        Guard(model, F.cross_entropy, FedBARRE()).backward(x, y)
+
+
+# ---- what an attacker makes of it, and the budget ------------------------------------------------------------
+
+
+def test_the_simulated_perturbation_has_the_size_that_enters_the_gradient():
+    defense = FedBARRE(high=0.4, low=0.2, lam=0.25)
+    (simulate,) = defense.knowledge(images().gradient(), Facts()).simulate
+    inputs, noise = (torch.randn(5, 3, 2, 4, 4, generator=torch.Generator().manual_seed(i)) for i in range(2))
+    moved = vmap(simulate)(inputs, noise)
+    length = (moved - inputs).flatten(2).norm(dim=2) / 0.75
+    assert (length <= 0.4 + 1e-5).all()
+    assert (length >= 0.2 - 1e-5).all()
+    slope = vmap(grad(lambda x, z: simulate(x, z).square().sum()))(inputs, noise)
+    assert torch.allclose(slope, 2 * moved)
+    for exact in (FedBARRE(high=0.0), FedBARRE(lam=1.0)):
+        assert exact.knowledge(images().gradient(), Facts()).simulate == ()
+
+
+def test_radius_for_budget():
+    assert radius_for_budget(0.9, c=0.0, diameter=10.0) == pytest.approx(4.0)
+    assert radius_for_budget(0.9, c=0.2, diameter=10.0) == pytest.approx(16.0)  # 8Dc, Lemma 1's condition
+    assert radius_for_budget(0.75, c=0.0, diameter=10.0) == pytest.approx(10.0)
+    assert radius_for_budget(0.7, c=0.0, diameter=10.0) > 10.0
+    for bad in ((-0.1, 0.0, 1.0), (1.1, 0.0, 1.0), (0.5, -1.0, 1.0), (0.5, 0.0, 0.0), (math.nan, 0.0, 1.0)):
+        with pytest.raises(FedveilError, match="a budget needs"):
+            radius_for_budget(*bad)
+
+
+def test_the_ring_must_not_be_empty():
+    with pytest.raises(FedveilError, match="low must be at most high"):
+        FedBARRE(low=1.0, high=0.5)
+
+
+def test_a_round_on_digits():
+    task = fv.task("digits", model="mlp:hidden=[16],activation=sigmoid", clients=4, limit=160)
+    for protocol in ("fedsgd", "fedavg"):
+        rounds = fv.Federation(protocol=protocol, rounds=2, warmup_rounds=1, batch_size=16)
+        run = federate(task, FedBARRE(pgd_steps=2), rounds, backend="stacked")
+        assert run.utility.test > 0.1
+
+
+def test_an_audit_whose_bound_is_the_clean_input():
+    task = fv.task("digits", model="mlp:hidden=[16],activation=sigmoid", clients=4, limit=160)
+    outcome = fv.audit(
+        task,
+        FedBARRE(high=1.0),
+        "inverting-gradients:steps=5",
+        settings=fv.Audit(victims=2),
+        train=False,
+        backend="stacked",
+    )
+    assert outcome.leakage["bound", "mse"].mean == 0

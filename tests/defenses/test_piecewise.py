@@ -1,0 +1,159 @@
+"""PM: the exact density, its moments, and a likelihood ratio within e^ε for any two entries."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+import fedveil as fv
+from fedveil.defenses.base import Facts
+from fedveil.defenses.guarantee import PureLDP
+from fedveil.defenses.piecewise import PM
+from fedveil.errors import FedveilError
+from fedveil.tree import Tree
+
+from .laws import EXPOSURE, make_batch
+
+BUDGETS = pytest.mark.parametrize("epsilon", [0.3, 1.5, 9.0])
+INSIDE = pytest.mark.parametrize("t", [-1.0, -0.4, 0.0, 0.7, 1.0])
+
+
+def draws(defense, value, count=200_000, dtype=torch.float64):
+    update = Tree({"w": torch.full((1, count), value, dtype=dtype)})
+    return defense.protect(update, make_batch(clients=1))["w"][0]
+
+
+def pieces(t, epsilon):
+    """C, ℓ and r, as the paper writes them."""
+    t, e = max(-1.0, min(1.0, t)), math.exp(epsilon / 2)
+    c = (e + 1) / (e - 1)
+    low = (c + 1) / 2 * t - (c - 1) / 2
+    return c, low, low + c - 1
+
+
+def density(y, t, epsilon):
+    c, low, high = pieces(t, epsilon)
+    e = math.exp(epsilon / 2)
+    if not -c <= y <= c:
+        return 0.0
+    return e / (e + 1) / (c - 1) if low <= y <= high else 1 / (e + 1) / (c + 1)
+
+
+@BUDGETS
+@INSIDE
+@pytest.mark.parametrize("bound", [1.0, 0.2])
+def test_support_mean_and_variance(epsilon, t, bound):
+    sent = draws(PM(epsilon=epsilon, bound=bound), t * bound)
+    c, _, _ = pieces(t, epsilon)
+    assert sent.abs().max() <= bound * c * (1 + 1e-12)
+    e = math.exp(epsilon / 2)
+    variance = bound**2 * (t**2 / (e - 1) + (e + 3) / (3 * (e - 1) ** 2))
+    assert abs(float(sent.mean()) - t * bound) < 4.5 * (variance / len(sent)) ** 0.5
+    assert float(sent.var()) == pytest.approx(variance, rel=0.05)
+    if t == 0:
+        assert PM(epsilon=epsilon, bound=bound).base_variance == pytest.approx(variance)
+
+
+@BUDGETS
+@INSIDE
+def test_samples_follow_the_exact_density(epsilon, t):
+    sent = draws(PM(epsilon=epsilon), t)
+    c, low, high = pieces(t, epsilon)
+    ends = sorted({-c, low, high, c})
+    edges = torch.cat([torch.linspace(a, b, 13, dtype=torch.float64)[:-1] for a, b in itertools.pairwise(ends)])
+    edges = torch.cat([edges, torch.tensor([c + 1e-9], dtype=torch.float64)])
+    edges = edges[torch.cat([edges.diff() > 1e-9, torch.tensor([True])])]
+    edges[0] = -c - 1e-9
+    middles = (edges[1:] + edges[:-1]) / 2
+    expected = torch.tensor([density(float(m), t, epsilon) for m in middles]) * edges.diff() * len(sent)
+    counts = torch.histogram(sent, edges).hist
+    assert counts.sum() == len(sent)
+    assert stats.chisquare(counts, expected, sum_check=False).pvalue > 1e-4
+
+
+@given(epsilon=st.floats(1e-3, 30), t=st.floats(-2, 2), other=st.floats(-2, 2), place=st.floats(-0.999, 0.999))
+def test_the_likelihood_ratio_of_any_two_inputs_is_bounded(epsilon, t, other, place):
+    y = place * pieces(0, epsilon)[0]
+    assert 0 < density(y, t, epsilon) <= math.exp(epsilon) * density(y, other, epsilon) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("value", [5.0, -1e6])
+def test_values_beyond_the_bound_are_those_at_the_bound(value):
+    defense = PM(epsilon=0.7, bound=0.5)
+    assert torch.equal(draws(defense, value, 1000), draws(defense, math.copysign(0.5, value), 1000))
+
+
+@given(
+    epsilon=st.floats(1e-3, 50),
+    bound=st.floats(1e-6, 1e6),
+    value=st.floats(-1e6, 1e6),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+)
+def test_support_at_any_budget_and_value(epsilon, bound, value, dtype):
+    sent = draws(PM(epsilon=epsilon, bound=bound), value, 100, dtype)
+    assert sent.dtype == dtype
+    assert sent.isfinite().all()
+    assert sent.double().abs().max() <= bound / math.tanh(epsilon / 4) * (1 + 1e-6)
+
+
+def test_a_large_budget_leaves_values_as_they_are():
+    update = Tree({"w": torch.linspace(-1, 1, 101, dtype=torch.float64)[None]})
+    sent = PM(epsilon=50).protect(update, make_batch(clients=1))
+    torch.testing.assert_close(sent["w"], update["w"], atol=1e-9, rtol=0)
+
+
+def test_the_guarantee():
+    promise = PM(epsilon=2).guarantee(EXPOSURE)
+    assert "ε = 2 per entry and round; composed over 1,000 entries and 10 rounds: ε = 2.0e4" in promise.sentence
+    assert promise.mechanism == PureLDP(2, coordinates=1000)
+
+
+def test_gradients_are_refused_in_one_line():
+    with pytest.raises(FedveilError, match=r"pm protects weights or delta.*gradient: use the protocol fedavg"):
+        fv.federate(fv.task("digits", model="mlp", clients=2, limit=40), PM(), fv.Federation(rounds=1))
+
+
+@BUDGETS
+@pytest.mark.parametrize("kind", ["weights", "delta"])
+def test_the_informed_estimate_is_closer(epsilon, kind):
+    generator = torch.Generator().manual_seed(0)
+    truth = Tree({"w": torch.randn(2, 20_000, generator=generator), "b": torch.randn(2, 400, generator=generator)})
+    truth["b"].mul_(0.01)
+    before, lr = Tree({n: 0.05 * torch.randn(t.shape, generator=generator) for n, t in truth.items()}), 0.1
+    facts, defense = Facts(kind=kind, lr=lr, steps=2), PM(epsilon=epsilon)
+    batch = make_batch(clients=2)
+    if kind == "weights":
+        observed = (before - defense.protect(before - truth * (2 * lr), batch)) / (2 * lr)
+    else:
+        observed = -defense.protect(-truth * (2 * lr), batch) / (2 * lr)
+    known = defense.knowledge(observed, facts)
+    assert (known.target - truth).norm().sum() < 0.95 * (observed - truth).norm().sum()
+    if epsilon > 5:  # below, the estimate of so few entries is too rough
+        assert known.weight["w"].min() > known.weight["b"].max()  # the weak layer is trusted less
+
+
+def test_the_share_of_signal_is_found():
+    truth = Tree({"w": 0.5 * torch.randn(1, 200_000, generator=torch.Generator().manual_seed(0)).clamp(-2, 2)})
+    sent = PM(epsilon=4).protect(truth, make_batch(clients=1))
+    weight = PM(epsilon=4).knowledge(sent, Facts(kind="gradient")).weight["w"][0, 0]
+    assert weight == pytest.approx(float(truth["w"].square().mean() / sent["w"].square().mean()), rel=0.05)
+
+
+def test_measures():
+    said = PM(epsilon=0.3, bound=0.5).measures(Tree({"w": torch.ones(1, 3)}))
+    assert said["range factor C"] == pytest.approx(pieces(0, 0.3)[0])
+    assert said["predicted standard deviation of an entry"] == pytest.approx(PM(epsilon=0.3).base_variance ** 0.5 / 2)
+
+
+@pytest.mark.parametrize("upload", ["weights", "delta"])
+def test_a_round_on_digits(upload):
+    task = fv.task("digits", model="mlp", clients=4, limit=200)
+    plan = fv.Federation(protocol="fedavg", rounds=1, batch_size=16, upload=upload)
+    plain, noisy, weak = (fv.federate(task, d, plan) for d in (None, "pm", "pm:epsilon=50"))
+    assert all(torch.isfinite(p).all() for p in noisy.params.values())
+    for name in plain.params:
+        torch.testing.assert_close(weak.params[name], plain.params[name], atol=1e-6, rtol=0)
