@@ -99,23 +99,13 @@ def test_predicted_cosine_is_the_measured_one(sigma):
     assert said["share of gradients clipped"] == 1
 
 
-def test_an_attacker_who_knows_the_noise_does_better():
+def test_an_attacker_takes_the_gradient_as_it_came():
+    """Equal noise on all entries: shrinking or weighing the layers would only move the best match off the truth."""
     update, defense = gradient(), LDPM(sigma=0.02)
     shared = protect(defense, update)
     known = defense.knowledge(shared, Facts())
-    clipped = update * (1.0 / update.norm())
-    naive, adaptive = ((guess - clipped).norm().mean() for guess in (shared, known.target))
-    assert adaptive < 0.5 * naive
-    cosines = [(guess.dot(update) / (guess.norm() * update.norm())).mean() for guess in (shared, known.target)]
-    assert cosines[1] > cosines[0] + 0.1
-    assert known.weight["b"].min() > 5 * known.weight["w"].max()  # the layer that drowned is trusted little
-
-
-def test_the_noise_of_local_steps_averages_out():
-    defense = LDPM(sigma=0.1)
-    observed = Tree({"w": 0.11 * torch.ones(1, 10)})
-    shares = [float(defense.knowledge(observed, Facts(steps=n)).weight["w"][0, 0]) for n in (1, 4)]
-    assert shares == pytest.approx([1 - 0.01 / 0.0121, 1 - 0.0025 / 0.0121], rel=1e-4)
+    assert known.target is shared
+    assert all((weight == 1).all() for weight in known.weight.values())
 
 
 def test_no_guarantee_is_claimed():

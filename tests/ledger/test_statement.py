@@ -10,13 +10,13 @@ from torch import nn
 
 import fedveil as fv
 from federation.small import small_task
-from fedveil.auditing.run import exposures
 from fedveil.defenses.base import Defense
 from fedveil.defenses.chain import Chain
 from fedveil.defenses.guarantee import Exposure, Guarantee, PureLDP
 from fedveil.federation.settings import Federation
 from fedveil.fields import declared
 from fedveil.ledger.accountant import spent
+from fedveil.ledger.exposure import exposures
 from fedveil.ledger.statement import statement
 
 EXPOSURE = Exposure(parameters=1000, rounds=30, steps_per_round=1, sampling_rate=1.0, example_rate=0.02)
@@ -140,6 +140,8 @@ def test_clients_of_several_sizes_are_covered_by_the_worst():
         (Chain.of("dp-sgd"), {"bare_rounds": 5}, "the first 5 rounds run without it"),
         (Chain.of("dp-gaussian"), {"bare_buffers": True}, "buffers (batch norm statistics) are shared beside"),
         (Chain((*Chain.of("dp-clip").defenses, Curious())), {}, "curious behind it may look at the data again"),
+        # Written first, but it acts on the gradient that DP-SGD, the owner of the step, has taken.
+        (Chain((Curious(), *Chain.of("dp-sgd").defenses)), {}, "curious behind it may look at the data again"),
         (Chain.of("fedem+dp-sgd"), {}, "fedem before it may let one example act on the gradients of others"),
         (Chain.of("ldpm+dp-sgd"), {}, "ldpm before it may let one example act on the gradients of others"),
     ],
@@ -158,6 +160,11 @@ def test_what_uses_the_update_alone_takes_nothing_away():
     assert longer.sentence == alone.sentence
     assert "fedem: " in longer.paragraph
     assert "gradient-dropout: none; Gradient Dropout is not differentially private." in longer.paragraph
+
+
+def test_noise_on_what_the_owner_of_the_step_gives_stands_behind_it_wherever_it_is_written():
+    for spec in ("dp-gaussian+dp-sgd", "dp-sgd+dp-gaussian", "clip+dp-sgd"):
+        assert statement(Chain.of(spec), EXPOSURE).formal
 
 
 def test_several_formal_guarantees_stand_side_by_side_and_are_not_summed():

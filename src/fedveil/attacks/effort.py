@@ -33,4 +33,5 @@ def forward_operations(problem: Problem) -> int:
     counter = FlopCounterMode(display=False)
     with torch.no_grad(), counter:
         functional_call(problem.model, (problem.params.row(0), buffers), (inputs,))
-    return int(counter.get_total_flops()) * (problem.local.steps if problem.local else 1)
+    steps = problem.local.steps if problem.local else 1 + max((b.steps for b in problem.before), default=0)
+    return int(counter.get_total_flops()) * steps

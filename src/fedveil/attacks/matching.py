@@ -27,9 +27,10 @@ from fedveil.attacks.lbfgs import StackedLBFGS
 from fedveil.attacks.priors import mean_square, total_variation
 from fedveil.attacks.problem import Problem, Reconstruction
 from fedveil.attacks.tracking import Counter, Notes, Progress, better
-from fedveil.attacks.unrolled import unrolled
+from fedveil.attacks.unrolled import after_steps, unrolled
 from fedveil.clients.dropout import KeyedDropout
 from fedveil.clients.engine import BACKENDS, Backend, Engine, compile_once, compiler_found
+from fedveil.defenses.base import StepsBefore
 from fedveil.errors import FedveilError, unknown_name
 from fedveil.tree import Tree, per_client
 
@@ -75,10 +76,13 @@ def match(
     problem = with_labels(problem, choices.labels)
     best: Reconstruction | None = None
     with sdpa_kernel(SDPBackend.MATH):  # the fast attention kernels have no second derivative
-        matcher = Matcher(problem, choices, backend=backend, chunk=chunk)
-        report = Counter(progress, choices.steps * choices.restarts * matcher.chunks(problem.count))
-        for restart in range(choices.restarts):
-            tried = matcher.run(problem, restart, report)
+        supposed = problem.before or (None,)
+        matchers = [Matcher(problem, choices, backend=backend, chunk=chunk, before=each) for each in supposed]
+        tries = choices.restarts * len(matchers)
+        report = Counter(progress, choices.steps * tries * matchers[0].chunks(problem.count))
+        for number in range(tries):
+            restart, place = divmod(number, len(matchers))
+            tried = matchers[place].run(problem, restart, report)
             best = tried if best is None else better(best, tried)
     assert best is not None
     return best
@@ -114,11 +118,20 @@ def with_labels(problem: Problem, labels: LabelsFrom) -> Problem:
 class Matcher:
     """One attack on one model, ready to run on any number of victims."""
 
-    def __init__(self, problem: Problem, choices: Matching, *, backend: Backend, chunk: int | None = None) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        choices: Matching,
+        *,
+        backend: Backend,
+        chunk: int | None = None,
+        before: StepsBefore | None = None,
+    ) -> None:
         self.choices = choices
         self._cost = COSTS[choices.cost]
         self._simulate = problem.simulate
         self._local = problem.local
+        self._before = before
         self._shared = problem.params.shared or problem.count == 1
         self._engine = Engine(problem.model, problem.loss, backend="stacked")
         self.chunk = min(chunk or MOST_VICTIMS, problem.count)
@@ -166,10 +179,14 @@ class Matcher:
 
     def _update(self, params: Row, buffers: Row, inputs: Tensor, labels: Tensor) -> Row:
         """What a client with these inputs would have shared, as a gradient."""
-        gradient = grad(self._loss)
-        if self._local is None:
-            return gradient(params, buffers, inputs, labels)  # type: ignore[no-any-return]
-        return unrolled(gradient, self._local, params, buffers, inputs, labels)
+        return self._shared_update(grad(self._loss), params, buffers, inputs, labels)
+
+    def _shared_update(self, gradient: Callable[..., Row], *at: Any) -> Row:
+        if self._local is not None:
+            return unrolled(gradient, self._local, *at)
+        if self._before is not None:
+            return after_steps(gradient, self._before, *at)
+        return gradient(*at)
 
     def _plain_update(self, params: Row, buffers: Row, inputs: Tensor, labels: Tensor) -> Row:
         """The same with plain autograd, for models that `torch.func` does not take."""
@@ -180,9 +197,7 @@ class Matcher:
             found = torch.autograd.grad(loss, list(live.values()), create_graph=True, allow_unused=True)
             return {n: torch.zeros_like(w) if g is None else g for (n, w), g in zip(live.items(), found, strict=True)}
 
-        if self._local is None:
-            return gradient(params, buffers, inputs, labels)
-        return unrolled(gradient, self._local, params, buffers, inputs, labels)
+        return self._shared_update(gradient, params, buffers, inputs, labels)
 
     # ---- the same for a chunk of victims ----------------------------------------------------------------
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedveil.clients.engine import Loss
+from fedveil.defenses.base import StepsBefore
 from fedveil.streams import Streams
 from fedveil.tree import Tree
 
@@ -49,6 +50,7 @@ class Problem:
     box: tuple[Tensor, Tensor] | None = None  # lowest and highest valid input, broadcast to `shape`
     local: LocalSteps | None = None  # unroll these steps instead of matching one gradient
     simulate: tuple[Callable[[Tensor, Tensor], Tensor], ...] = ()  # see Knowledge
+    before: tuple[StepsBefore, ...] = ()  # steps the victim may have made first: each is tried, the best fit kept
 
     @property
     def count(self) -> int:

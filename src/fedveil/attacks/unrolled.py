@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fedveil.attacks.problem import LocalSteps
+from fedveil.defenses.base import StepsBefore
 
 Row = dict[str, Tensor]
 
@@ -31,3 +32,14 @@ def unrolled(
         scale += local.lr * pace
         weights = {n: w - local.lr * velocity[n] for n, w in weights.items()}
     return {name: (params[name] - w) / scale for name, w in weights.items()}
+
+
+def after_steps(
+    gradient: Callable[..., Row], before: StepsBefore, params: Row, buffers: Row, inputs: Tensor, labels: Tensor
+) -> Row:
+    """The gradient at the weights that some plain steps on the same batch lead to."""
+    weights = params
+    for _ in range(before.steps):
+        found = gradient(weights, buffers, inputs, labels)
+        weights = {name: w - before.lr * found[name] for name, w in weights.items()}
+    return gradient(weights, buffers, inputs, labels)

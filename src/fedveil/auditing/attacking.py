@@ -68,7 +68,8 @@ def problems_by_role(
             found["naive"] = scene.problem(defended)
         if attackers in ("both", "adaptive"):
             known = chain.knowledge(defended, scene.facts)
-            found["adaptive"] = replace(scene.problem(known.target, known.weight), simulate=known.simulate)
+            informed = scene.problem(known.target, known.weight)
+            found["adaptive"] = replace(informed, simulate=known.simulate, before=known.before)
     observed = undefended if undefended is not None else defended
     if observed is None:
         raise FedveilError("there is no update to attack")
@@ -87,10 +88,10 @@ def run_roles(
     attack: Attack, problems: dict[Role, Problem], *, backend: Backend = "auto", progress: Progress | None = None
 ) -> dict[Role, Reconstruction]:
     """Attack all roles as one stack of victims, so that they share one compiled function."""
-    alike = {role: problem for role, problem in problems.items() if not problem.simulate}
+    alike = {role: problem for role, problem in problems.items() if not (problem.simulate or problem.before)}
     outcome = _run_together(attack, alike, backend, progress)
-    for role, problem in problems.items():  # replaying the defense's randomness makes another function
-        if problem.simulate:
+    for role, problem in problems.items():  # replaying what the defense did makes another function
+        if role not in alike:
             outcome[role] = attack.run(problem, backend=backend, progress=progress)
     return {role: outcome[role] for role in problems}
 

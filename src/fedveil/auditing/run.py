@@ -27,15 +27,14 @@ from fedveil.auditing.words import assumptions, defense_card, not_given, not_tri
 from fedveil.clients.engine import Backend, Engine
 from fedveil.defenses.base import Defense, Facts
 from fedveil.defenses.chain import Chain
-from fedveil.defenses.guarantee import Exposure
 from fedveil.errors import FedveilError
 from fedveil.federation.observers import Observer
 from fedveil.federation.probe import Probe, probe
 from fedveil.federation.run import Run, engine_for, federate
-from fedveil.federation.schedule import sampled_clients
 from fedveil.federation.settings import Federation
 from fedveil.leakage.floors import mean_image
 from fedveil.leakage.identified import candidates
+from fedveil.ledger.exposure import exposures
 from fedveil.ledger.statement import statement
 from fedveil.registry import attacks as attack_registry
 from fedveil.registry import defenses as defense_registry
@@ -377,29 +376,6 @@ def _tensor(inputs: Any) -> Tensor:
 def _images(truths: Truths) -> Images:
     pixels = truths.normalization.pixels(truths.originals.flatten(0, 1)).clamp(0, 1)
     return Images(pixels.float().numpy(), truths.labels.flatten().numpy())
-
-
-def exposures(task: Task, federation: Federation, *, rounds: int | None = None) -> list[Exposure]:
-    """What a client of each size sends over a run (or over `rounds` of it), for the ledger."""
-    clients, warmup = len(task.clients), federation.warmup_rounds if rounds is None else 0
-    found = []
-    for size in sorted({len(members) for members in task.clients}):
-        batches = -(-size // federation.batch_size)
-        one_by_one = federation.protocol == "fedsgd"
-        found.append(
-            Exposure(
-                parameters=sum(p.numel() for p in task.model.parameters() if p.requires_grad),
-                rounds=max(federation.rounds - warmup, 0) if rounds is None else rounds,
-                steps_per_round=batches if one_by_one else 1,
-                sampling_rate=len(sampled_clients(0, clients, federation.sampling_rate, 1)) / clients,
-                example_rate=min(1.0, federation.batch_size / size),
-                delta=min(1e-5, 1 / len(task.train)),
-                local_steps=1 if one_by_one else batches * federation.local_epochs,
-                bare_rounds=warmup,
-                bare_buffers=task.buffers == "shared" and any(b.is_floating_point() for b in task.model.buffers()),
-            )
-        )
-    return found
 
 
 def _config(

@@ -38,6 +38,14 @@ class Facts:
 
 
 @dataclass(frozen=True)
+class StepsBefore:
+    """Local steps on the same batch before the shared gradient was taken: it is not the gradient at w."""
+
+    steps: int
+    lr: float
+
+
+@dataclass(frozen=True)
 class Knowledge:
     """What an attacker who knows the defense matches in place of the raw update.
 
@@ -50,6 +58,8 @@ class Knowledge:
     # For defenses that perturb the data: functions of candidate inputs and standard normal noise of their shape, run
     # in this order, that give what the gradient was taken at. The attack draws the noise anew at every step.
     simulate: tuple[Callable[[Tensor, Tensor], Tensor], ...] = ()
+    # For defenses that move the weights first: what may have happened. The attacker tries each and keeps the best fit.
+    before: tuple[StepsBefore, ...] = ()
 
 
 class Defense:

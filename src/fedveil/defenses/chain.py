@@ -129,7 +129,7 @@ class Chain:
         for defense in reversed(self.defenses):
             step = defense.knowledge(known.target, facts)
             weight = step.weight.combine(known.weight, torch.mul)
-            known = Knowledge(step.target, weight, step.simulate + known.simulate)
+            known = Knowledge(step.target, weight, step.simulate + known.simulate, step.before + known.before)
         return known
 
     def _at(self, place: str) -> list[tuple[int, Defense]]:

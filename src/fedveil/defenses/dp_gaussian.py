@@ -94,7 +94,7 @@ def gaussian_multiplier(epsilon: float, delta: float) -> float:
     """The least noise, in units of the sensitivity, that gives (ε, δ), rounded up.
 
     >>> round(gaussian_multiplier(1.0, 1e-5), 3)
-    3.73
+    3.731
     """
     return _least(lambda multiplier: gaussian_delta(epsilon, multiplier) <= delta)
 

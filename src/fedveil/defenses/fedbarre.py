@@ -15,7 +15,7 @@ from torch.func import functional_call
 from fedveil.clients.batch import ClientBatch, Shared
 from fedveil.clients.engine import Engine
 from fedveil.defenses.ball import Ring
-from fedveil.defenses.base import Defense, Facts, Knowledge, Strength
+from fedveil.defenses.base import Defense, Facts, Knowledge, StepsBefore, Strength
 from fedveil.defenses.guarantee import Exposure, Guarantee
 from fedveil.errors import FedveilError
 from fedveil.fields import Count, CountOrZero, NonNegative, Positive, Probability, declared
@@ -161,13 +161,14 @@ class FedBARRE(Defense):
         return Guarantee("Formal guarantee: none; the paper's budget is not a privacy parameter of the mechanism.")
 
     def knowledge(self, observed: Tree, facts: Facts) -> Knowledge:
-        """The update as it is, matched in expectation over the perturbation's random start.
+        """The update as it is, matched after the local steps and in expectation over the perturbation's random start.
 
-        To first order the shared gradient is the one at x + (1−λ)δ. The stronger attacker also repeats the local steps,
-        since the gradient was taken at θ_m* and not at w.
+        To first order the shared gradient is the one at x + (1−λ)δ. It was taken at θ_m* and not at w: the attacker
+        repeats the m·E steps for every m that may have been chosen.
         """
         plain = super().knowledge(observed, facts)
-        return replace(plain, simulate=(self.simulate,) if self.high and self.lam < 1 else ())
+        before = tuple(StepsBefore(m * self.epochs, self.lr) for m in range(1, self.models + 1)) if self.lr else ()
+        return replace(plain, simulate=(self.simulate,) if self.high and self.lam < 1 else (), before=before)
 
     def simulate(self, inputs: Tensor, noise: Tensor) -> Tensor:
         """Candidate inputs (B, ...) moved by (1−λ)·δ with a random δ made of standard normal noise."""

@@ -9,7 +9,6 @@ from fedveil.clients.batch import ClientBatch
 from fedveil.defenses.base import Defense, Facts, Knowledge, Strength
 from fedveil.defenses.clip import Clip
 from fedveil.defenses.guarantee import Exposure, Guarantee
-from fedveil.defenses.noise import signal_share
 from fedveil.fields import NonNegative, Positive, declared
 from fedveil.registry import defenses
 from fedveil.streams import Streams
@@ -31,7 +30,8 @@ class LDPM(Defense):
     weaknesses = (
         "A mix of classes hides how often a client has them, not the examples in a batch.",
         "Which classes a client has at all is not hidden.",
-        "An attacker who knows the level of the noise leaves out the layers that drown in it.",
+        "Noise of one level hides the layers with small gradients only.",
+        "Views of the same data in several rounds can be averaged.",
     )
     strength = Strength("sigma", "up")
     sigma: NonNegative = 5e-4
@@ -69,15 +69,12 @@ class LDPM(Defense):
         )
 
     def knowledge(self, observed: Tree, facts: Facts) -> Knowledge:
-        """Shrink every tensor towards zero by its own share of signal, and trust it by that share.
+        """The gradient as it came, every entry trusted alike: under noise of one level no other match is likelier.
 
-        Clipping changes the length alone, which is left as it is. The noise of n local steps averages to sigma²/n.
+        To shrink and trust each layer by its share of signal costs the attacker 6 dB (lenet, digits, sigma = 0.01):
+        the true gradient no longer fits a shrunk one. Clipping changes the length alone, which a cosine does not see.
         """
-        share = observed.map(lambda tensor: signal_share(tensor, self.sigma**2 / facts.steps))
-        return Knowledge(
-            target=observed.combine(share, torch.mul),
-            weight=observed.combine(share, lambda tensor, factor: factor.expand_as(tensor)),
-        )
+        return super().knowledge(observed, facts)
 
     def measures(self, update: Tree) -> dict[str, float]:
         """How often the clip acts, and the predicted cosine 1/√(1 + σ²d/‖g‖²) with ‖g‖ after clipping."""

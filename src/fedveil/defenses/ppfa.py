@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import Literal, Self
 
 import pydantic
-import torch
 
 from fedveil.clients.batch import ClientBatch
 from fedveil.defenses.base import Defense, Facts, Kind, Knowledge, Strength
-from fedveil.defenses.noise import signal_share
 from fedveil.errors import FedveilError
 from fedveil.fields import Count, NonNegative, Positive, Probability, declared
 from fedveil.registry import defenses
@@ -39,7 +37,7 @@ class PPFA(Defense):
         "The direction that raises the loss least is that of the gradient itself: the longer it is searched for, the "
         "less the distortion hides.",
         "The epsilon is the budget of a bound on leakage, not that of differential privacy.",
-        "An attacker who knows the norm leaves out the layers that drown in the distortion.",
+        "A distortion of one size over all entries hides the layers with small updates only.",
     )
     strength = Strength("epsilon", "down")
     epsilon: Probability = 0.8  # FedEM: 0.8, 0.97 to 0.995; FedBARRE: 0.05 to 0.95
@@ -92,21 +90,13 @@ class PPFA(Defense):
         return False  # a batch that a sampling defense left empty
 
     def knowledge(self, observed: Tree, facts: Facts) -> Knowledge:
-        """Shrink every tensor towards zero by its own share of signal, and trust it by that share.
+        """The update as it came, every entry trusted alike.
 
-        A distortion of norm Δ in a random direction has variance Δ²/d in each of d entries. On an upload the attacker
-        sees it divided by the steps' learning rates; at each of n local steps it averages to a variance of Δ²/(d·n).
+        A distortion in a random direction spreads evenly over all entries, so that no other match is likelier; one
+        that was searched for is in part the gradient itself. To shrink each layer by its share of signal costs the
+        attacker 6 to 8 dB (lenet on digits).
         """
-        if self.at == "upload":
-            scale = facts.lr * facts.steps if facts.kind != "gradient" else 1.0
-        else:
-            scale = facts.steps**0.5
-        variance = (self.norm / scale) ** 2 / max(observed.size, 1)
-        share = observed.map(lambda tensor: signal_share(tensor, variance))
-        return Knowledge(
-            target=observed.combine(share, torch.mul),
-            weight=observed.combine(share, lambda tensor, factor: factor.expand_as(tensor)),
-        )
+        return super().knowledge(observed, facts)
 
     def measures(self, update: Tree) -> dict[str, float]:
         """The norm of the distortion; for gradients also the cosine 1/√(1 + Δ²/‖g‖²) if its direction is random."""

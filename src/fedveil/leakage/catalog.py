@@ -124,6 +124,43 @@ METRICS: dict[str, Metric] = {
             words="Structural similarity: 1 for the same picture, about 0 for unrelated ones.",
         ),
         Metric(
+            name="lpips",
+            title="LPIPS",
+            unit="",
+            private="high",
+            digits=3,
+            words="Learned perceptual distance: how different two pictures look to a network trained on photographs. "
+            "0 for the same picture, above about 0.5 for unrelated ones.",
+        ),
+        Metric(
+            name="kl",
+            title="KL",
+            unit="nats",
+            private="high",
+            digits=2,
+            words="Kullback-Leibler divergence of a reference classifier's judgment: from the original's classes to "
+            "the reconstruction's. 0 when it takes both for the same. The classifier is trained on the task's own "
+            "images, not the papers' VGG-16.",
+        ),
+        Metric(
+            name="feature_mse",
+            title="feature MSE",
+            unit="",
+            private="high",
+            digits=3,
+            words="Mean squared difference of a reference classifier's features, before its last layer. Its scale is "
+            "that of the classifier: compare it within one audit only.",
+        ),
+        Metric(
+            name="logit_mse",
+            title="logit MSE",
+            unit="",
+            private="high",
+            digits=2,
+            words="Mean squared difference of a reference classifier's scores per class, the feature distance of "
+            "Inverting Gradients. Compare it within one audit only.",
+        ),
+        Metric(
             name="leakage_score",
             title="leakage score",
             unit="",

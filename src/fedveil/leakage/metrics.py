@@ -112,6 +112,22 @@ def rdlv(similarity_reconstruction: Tensor, similarity_prior: Tensor, *, smalles
     return (found - prior) / prior.clamp(min=smallest)
 
 
+def kl(p_logits: Tensor, q_logits: Tensor) -> Tensor:
+    """KL(P ‖ Q) in nats of a classifier's softmax: P of the originals, Q of the reconstructions, both (N, classes)."""
+    p, q = (each.log_softmax(1) for each in _both(p_logits, q_logits))
+    return (p.exp() * (p - q)).sum(1).clamp(min=0)  # rounding can take equal ones below 0
+
+
+def feature_mse(x_features: Tensor, y_features: Tensor) -> Tensor:
+    """Mean squared difference of a network's features of each image, (N, ...): those before its last layer."""
+    return mse(x_features, y_features)
+
+
+def logit_mse(x_logits: Tensor, y_logits: Tensor) -> Tensor:
+    """Mean squared difference of a classifier's scores (N, classes): the feature distance of Inverting Gradients."""
+    return mse(x_logits, y_logits)
+
+
 def _both(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     # Broadcasting would silently compare every image with the same one.
     if x.shape != y.shape:

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from fedveil.leakage import metrics
 from fedveil.leakage.identified import identified
+
+
+class Classifier(Protocol):
+    """A classifier to compare pictures by, such as `reference(task)`. It takes normalized images."""
+
+    def features(self, images: Tensor) -> Tensor: ...
+
+    def logits(self, images: Tensor) -> Tensor: ...
 
 
 def score(
@@ -19,6 +28,8 @@ def score(
     distractors: Tensor | None = None,
     *,
     features: Callable[[Tensor], Tensor] | None = None,
+    reference: Classifier | None = None,
+    lpips: Callable[[Tensor, Tensor], Tensor] | None = None,
     iterates: Tensor | Iterable[Tensor] | None = None,
     attack_loss: Tensor | None = None,
     prior_ssim: Tensor | None = None,
@@ -28,6 +39,8 @@ def score(
     All images are normalized, (N, C, H, W), and already assigned to their originals (see `assign`).
 
     distractors: (N, M, C, H, W), adds `identified`; with `features` (of normalized images) `identified_features` too.
+    reference: adds `kl`, `feature_mse` and `logit_mse`; its features serve for `features` when none are given.
+    lpips: a distance of pixels (see `fedveil.leakage.lpips.load`); adds `lpips`.
     iterates: the attack's intermediate images, (I, N, C, H, W) or an iterable of (N, C, H, W); adds `leakage_score`.
     attack_loss: the final matching cost per image (N,).
     prior_ssim: the floor's `ssim` of each image (N,); adds `rdlv`.
@@ -44,6 +57,10 @@ def score(
     def pixels(images: Tensor) -> Tensor:
         return metrics.to_pixels(images, mean, std).clamp(0, 1)
 
+    def shown(images: Tensor) -> Tensor:
+        """Normalized images within the range of pixels: a network's answer to others means nothing."""
+        return metrics.from_pixels(pixels(images), mean, std)
+
     seen, true = pixels(found), pixels(originals)
     values = {
         "mse": metrics.mse(found, originals),
@@ -52,10 +69,17 @@ def score(
         "psnr_pixel": metrics.psnr_pixel(seen, true),
         "ssim": metrics.ssim(seen, true),
     }
+    if lpips is not None:
+        values["lpips"] = lpips(seen, true)
+    if reference is not None:
+        values |= _judged(reference, shown(found), shown(originals))
+        features = features or reference.features
     if distractors is not None:
         values["identified"] = identified(found, originals, distractors, features=pixels)
         if features is not None:
-            values["identified_features"] = identified(found, originals, distractors, features=features)
+            values["identified_features"] = identified(
+                found, originals, distractors, features=lambda x: features(shown(x))
+            )
     if iterates is not None:
         steps = (pixels(gray_gaps(iterate, mean, std)) for iterate in iterates)
         values["leakage_score"] = metrics.leakage_score(steps, true)
@@ -68,6 +92,15 @@ def score(
         if finite.any():
             values["attack_loss"] = torch.where(finite, cost, cost[finite].max())
     return values | {"diverged": diverged}
+
+
+def _judged(reference: Classifier, found: Tensor, true: Tensor) -> dict[str, Tensor]:
+    logits = [reference.logits(each) for each in (true, found)]
+    return {
+        "kl": metrics.kl(*logits),
+        "feature_mse": metrics.feature_mse(reference.features(true), reference.features(found)),
+        "logit_mse": metrics.logit_mse(*logits),
+    }
 
 
 def gray_gaps(images: Tensor, mean: Tensor | Sequence[float], std: Tensor | Sequence[float]) -> Tensor:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedveil.defenses.base import Defense, chooses_batch
+from fedveil.defenses.base import PLACES, Defense, chooses_batch, owns_step
 from fedveil.defenses.chain import Chain
 from fedveil.defenses.guarantee import ONE_EXAMPLE, Exposure, Guarantee, PureLDP
 from fedveil.ledger.accountant import Spent, worst
@@ -105,18 +105,27 @@ def _why_not(chain: Chain, place: int, guarantee: Guarantee, exposure: Exposure)
         return f"{first} without it"
     if exposure.bare_buffers:
         return "the model's buffers (batch norm statistics) are shared beside the update, without noise"
-    later = [each.name for each in chain.defenses[place + 1 :] if each.name not in _ONLY_THE_UPDATE]
-    if later:
-        return f"{' and '.join(later)} behind it may look at the data again"
+    own, order = chain.defenses[place], _in_running_order(chain)
     if guarantee.protects == ONE_EXAMPLE:
-        mixing = [each.name for each in chain.defenses[:place] if _mixes(each)]
+        mixing = [each.name for each in order if each is not own and _mixes(each)]
         if mixing:
             return f"{' and '.join(mixing)} before it may let one example act on the gradients of others"
-    return ""
+    behind = order[[each is own for each in order].index(True) + 1 :]
+    later = [each.name for each in behind if each.name not in _ONLY_THE_UPDATE]
+    return f"{' and '.join(later)} behind it may look at the data again" if later else ""
+
+
+def _in_running_order(chain: Chain) -> list[Defense]:
+    """As a step runs them: who owns it comes right after the data defenses, wherever it stands in the chain."""
+
+    def when(defense: Defense) -> float:
+        return PLACES.index("data") + 0.5 if owns_step(defense) else PLACES.index(defense.acts_at)
+
+    return sorted(chain.defenses, key=when)  # stable
 
 
 def _mixes(defense: Defense) -> bool:
-    """Whether a defense that comes first may tie the examples of a batch to each other."""
+    """Whether a defense may tie the examples of a batch to each other before their gradients are taken."""
     return chooses_batch(defense) or defense.acts_at in ("sample", "data")
 
 
@@ -147,8 +156,8 @@ def _paragraph(
     if any(claim.against for claim in claims) and not all(claim.against for claim in claims):
         parts += [f"{claim.name} gives nothing here: {claim.against}." for claim in claims if claim.against]
     if claims:
-        if exposure.sampling_rate < 1 and any(claim.guarantee.protects == ONE_EXAMPLE for claim in claims):
-            parts.append("The value is for a client that takes part in every round.")
+        if exposure.sampling_rate < 1 and any(d.acts_at != "server" and each.formal for d, each in promises):
+            parts.append("On the clients' side ε is that of a client which takes part in every round.")
         parts += [_LOW_BITS, _SEEDED]
     return " ".join(parts)
 

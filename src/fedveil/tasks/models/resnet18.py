@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from fedveil.fields import Count, declared
 from fedveil.registry import models
 from fedveil.tasks.models.base import ModelSpec, activation_layer, image_shape
-
-Norm = Literal["batch", "group", "none"]
+from fedveil.tasks.models.norms import Norm, norm_layer
 
 LARGEST_SMALL = 64  # pixels; up to here the stem keeps the resolution
 
@@ -23,7 +22,10 @@ class ResNet18(ModelSpec):
 
     `norm="group"` has no running statistics to share between clients and no coupling between the examples of a batch.
     Without a norm, convolutions have biases; a sigmoid net without a norm hardly tells its inputs apart. Gradient
-    Dropout's experiments use `activation="sigmoid"`.
+    Dropout's experiments use `activation="sigmoid"`. Weights are PyTorch's default draw, as in the CIFAR variants of
+    the inversion literature, not torchvision's; without a norm see `ResNet._widen`.
+
+    Any size will do: 28, 32 and 64 pixels leave 4×4, 4×4 and 8×8 before the mean, 224 and 256 leave 7×7 and 8×8.
     """
 
     norm: Norm = "batch"
@@ -105,22 +107,3 @@ class Block(nn.Module):
 def convolution(before: int, after: int, norm: Norm, *, kernel: int, stride: int = 1) -> nn.Conv2d:
     """A convolution that keeps the size up to its stride; a norm that follows would cancel its bias."""
     return nn.Conv2d(before, after, kernel, stride=stride, padding=kernel // 2, bias=norm == "none")
-
-
-def norm_layer(norm: Norm, channels: int) -> nn.Module:
-    """The normalization after a convolution."""
-    if norm == "batch":
-        return nn.BatchNorm2d(channels)
-    return nn.GroupNorm(group_count(channels), channels) if norm == "group" else nn.Identity()
-
-
-def group_count(channels: int) -> int:
-    """At most 32 groups (Wu and He, 2018), of at least 4 channels where there are so many.
-
-    A group of one channel on one pixel would be normalized to zero whatever it holds.
-
-    >>> group_count(64), group_count(512), group_count(6)
-    (16, 32, 1)
-    """
-    smallest = min(4, channels)
-    return max(n for n in range(1, 33) if channels % n == 0 and channels // n >= smallest)

@@ -1,0 +1,169 @@
+"""A reference classifier: a small network trained on the task's own images, to compare pictures by what they show.
+
+The papers use an ImageNet VGG-16 for their KL divergence and feature distances. That says little about 28×28 pictures,
+and needs a download; this one is ours, and its numbers are not comparable with those of the papers. It is the
+auditor's tool: no attack sees it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedveil.clients.choose import cache_folder
+from fedveil.errors import FedveilError
+from fedveil.files import write_atomically
+from fedveil.tasks.examples import Examples
+from fedveil.tasks.fingerprint import fingerprint
+from fedveil.tasks.randomness import derived_key, generator
+from fedveil.tasks.task import Task
+
+log = logging.getLogger("fedveil")
+
+VERSION = 1  # of the recipe below; another one must not read this one's files
+EXAMPLES = 5000  # at most so many to train on
+TEST_EXAMPLES = 2000  # and so many to tell its accuracy
+EPOCHS = 6
+BATCH = 64
+RATE = 2e-3
+LARGEST = 32  # pixels: larger pictures are made smaller first
+TOGETHER = 512  # pictures looked at in one go
+
+
+class SmallNet(nn.Module):
+    """Two convolutions with pooling, a layer of 64 features, and one score per class."""
+
+    def __init__(self, shape: tuple[int, int, int], classes: int) -> None:
+        super().__init__()
+        channels, *sides = shape
+        self.size = tuple(min(side, LARGEST) for side in sides)
+        left = 32
+        for side in self.size:
+            left *= -(-(-(-side // 2)) // 2)
+        self.body = nn.Sequential(
+            nn.Conv2d(channels, 16, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2, ceil_mode=True),
+            nn.Conv2d(16, 32, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2, ceil_mode=True),
+            nn.Flatten(),
+            nn.Linear(left, 64),
+            nn.ReLU(),
+        )
+        self.head = nn.Linear(64, classes)
+
+    def features(self, images: Tensor) -> Tensor:
+        if tuple(images.shape[-2:]) != self.size:
+            images = functional.adaptive_avg_pool2d(images, self.size)
+        found: Tensor = self.body(images)
+        return found
+
+    def forward(self, images: Tensor) -> Tensor:
+        scores: Tensor = self.head(self.features(images))
+        return scores
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Reference:
+    """The trained classifier. It takes normalized images, as the task's model does."""
+
+    model: SmallNet
+    accuracy: float  # on test examples of the task, so that a reader can tell what its judgment is worth
+    examples: int  # it was trained on
+
+    def features(self, images: Tensor) -> Tensor:
+        """The 64 features before the last layer: (N, 64)."""
+        return self._seen(images)[0]
+
+    def logits(self, images: Tensor) -> Tensor:
+        """One score per class: (N, classes)."""
+        return self._seen(images)[1]
+
+    @torch.no_grad()
+    def _seen(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        parts = images.detach().to("cpu", torch.float32).split(TOGETHER)
+        features = torch.cat([self.model.features(part) for part in parts])
+        return features, self.model.head(features)
+
+    def __repr__(self) -> str:
+        return f"Reference(accuracy={self.accuracy:.3f}, examples={self.examples})"
+
+
+def reference(task: Task, *, seed: int = 0) -> Reference:
+    """The reference classifier of a task: from the cache, or else trained, which takes seconds, and kept there.
+
+    It depends on the training examples, the number of classes and the seed alone; on one machine and one number of
+    threads to the last bit. At most 5,000 examples are used, drawn by the seed.
+    """
+    if task.classes is None or len(task.shape) != 3 or not isinstance(task.train.batch([0])[0], Tensor):
+        raise FedveilError("a reference classifier needs images (channels, height, width) with one class each")
+    chosen = generator(seed, "reference").permutation(len(task.train))[:EXAMPLES]
+    images, labels = _read(task.train.subset(torch.from_numpy(chosen)))
+    channels, height, width = task.shape
+    model = _fresh((channels, height, width), task.classes, seed)
+    content = fingerprint([("images", images), ("labels", labels), ("classes", torch.tensor([task.classes, seed]))])
+    path = cache_folder() / "reference" / f"{VERSION}-{content[:32]}.safetensors"
+    # The accuracy is not kept: which examples are held out is not part of the key.
+    if not _load(model, path):
+        _train(model, images, labels, seed)
+        _keep(model, path)
+    made = Reference(model.eval(), 0.0, len(labels))
+    held_out, expected = _read(task.test.subset(range(min(TEST_EXAMPLES, len(task.test)))))
+    accuracy = float((made.logits(held_out).argmax(1) == expected).double().mean())
+    log.info("reference classifier: accuracy %.3f, trained on %d examples", accuracy, len(labels))
+    return Reference(made.model, accuracy, made.examples)
+
+
+def _fresh(shape: tuple[int, int, int], classes: int, seed: int) -> SmallNet:
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(derived_key(seed, "reference model") % 2**64)
+        return SmallNet(shape, classes)
+
+
+def _train(model: SmallNet, images: Tensor, labels: Tensor, seed: int) -> None:
+    """Adam with a rate that falls to zero along a cosine."""
+    random = generator(seed, "reference order")
+    steps = EPOCHS * -(-len(labels) // BATCH)
+    optimizer = torch.optim.Adam(model.parameters(), lr=RATE)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    with torch.enable_grad():
+        for _ in range(EPOCHS):
+            for places in torch.from_numpy(random.permutation(len(labels))).split(BATCH):
+                loss = functional.cross_entropy(model(images[places]), labels[places])
+                optimizer.zero_grad()
+                loss.backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+                schedule.step()
+
+
+def _read(examples: Examples) -> tuple[Tensor, Tensor]:
+    images, labels = examples.batch(range(len(examples)))
+    assert isinstance(images, Tensor)  # checked: no parts
+    return images, labels
+
+
+def _load(model: SmallNet, path: Path) -> bool:
+    """Whether the cache had the weights; a damaged file counts as none."""
+    try:
+        model.load_state_dict(safetensors.torch.load_file(path))
+    except (OSError, safetensors.SafetensorError, RuntimeError):
+        return False
+    return True
+
+
+def _keep(model: SmallNet, path: Path) -> None:
+    recipe = {"epochs": EPOCHS, "batch": BATCH, "rate": RATE}
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, safetensors.torch.save(model.state_dict(), {"fedveil.reference": json.dumps(recipe)}))
+    except (OSError, FedveilError) as error:
+        log.info("the reference classifier is not kept: %s", error)
