@@ -1,4 +1,4 @@
-"""`python -m benchmarks [gradients] [attack] [calibration]`: measure, and write RESULTS.md and results.json."""
+"""`python -m benchmarks [gradients] [attack] [calibration] [utility]`: measure, and write RESULTS.md and results.json."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import attack, calibration, gradients
+from benchmarks import attack, calibration, gradients, utility
 from benchmarks.tables import Table
 
 HERE = Path(__file__).parent
@@ -18,6 +18,7 @@ PARTS: dict[str, Callable[[], list[Table]]] = {
     "gradients": gradients.measure,
     "attack": attack.measure,
     "calibration": calibration.measure,
+    "utility": utility.measure,
 }
 
 

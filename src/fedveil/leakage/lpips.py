@@ -96,7 +96,7 @@ class Lpips:
             raise FedveilError(f"lpips takes pictures of 1 or 3 channels, got {x.shape[1]}")
         height, width = self._size(*x.shape[-2:])
         step = max(1, TOGETHER // (height * width))
-        parts = [self._distance(*pair) for pair in zip(x.split(step), y.split(step), strict=True)]
+        parts = [self._distance(*pair) for pair in zip(torch.split(x, step), torch.split(y, step), strict=True)]
         return torch.cat(parts) if len(x) else torch.zeros(0, dtype=torch.float64)
 
     def _size(self, height: int, width: int) -> tuple[int, int]:
@@ -129,7 +129,7 @@ class Lpips:
 
 
 class Features(nn.Module):
-    """A network that gives its features at several depths. Its weights have torchvision's names, `features.N.weight`."""
+    """A network that gives its features at several depths; its weights have torchvision's names, `features.N.weight`."""
 
     def __init__(self, features: nn.Sequential, taps: tuple[int, ...]) -> None:
         super().__init__()

@@ -43,11 +43,9 @@ class SmallNet(nn.Module):
 
     def __init__(self, shape: tuple[int, int, int], classes: int) -> None:
         super().__init__()
-        channels, *sides = shape
-        self.size = tuple(min(side, LARGEST) for side in sides)
-        left = 32
-        for side in self.size:
-            left *= -(-(-(-side // 2)) // 2)
+        channels, height, width = shape
+        self.size = min(height, LARGEST), min(width, LARGEST)
+        pooled = [-(-side // 4) for side in self.size]  # each pooling rounds up
         self.body = nn.Sequential(
             nn.Conv2d(channels, 16, 3, padding=1),
             nn.ReLU(),
@@ -56,7 +54,7 @@ class SmallNet(nn.Module):
             nn.ReLU(),
             nn.MaxPool2d(2, ceil_mode=True),
             nn.Flatten(),
-            nn.Linear(left, 64),
+            nn.Linear(32 * pooled[0] * pooled[1], 64),
             nn.ReLU(),
         )
         self.head = nn.Linear(64, classes)
@@ -90,7 +88,7 @@ class Reference:
 
     @torch.no_grad()
     def _seen(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        parts = images.detach().to("cpu", torch.float32).split(TOGETHER)
+        parts = torch.split(images.detach().to("cpu", torch.float32), TOGETHER)
         features = torch.cat([self.model.features(part) for part in parts])
         return features, self.model.head(features)
 
@@ -137,7 +135,7 @@ def _train(model: SmallNet, images: Tensor, labels: Tensor, seed: int) -> None:
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     with torch.enable_grad():
         for _ in range(EPOCHS):
-            for places in torch.from_numpy(random.permutation(len(labels))).split(BATCH):
+            for places in torch.split(torch.from_numpy(random.permutation(len(labels))), BATCH):
                 loss = functional.cross_entropy(model(images[places]), labels[places])
                 optimizer.zero_grad()
                 loss.backward()  # type: ignore[no-untyped-call]

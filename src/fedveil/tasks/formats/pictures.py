@@ -1,0 +1,53 @@
+"""Picture files (JPEG, PNG, WebP, BMP) as arrays of one size."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from fedveil.errors import FedveilError
+
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP")
+SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp"})
+LIMIT = 2**26  # pixels; a picture that unpacks to more is refused before it is unpacked
+
+
+def read_picture(path: Path, size: int, channels: int) -> NDArray[np.uint8]:
+    """The middle of a picture, (channels, size, size): its short side resized to `size`, the long one cropped."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Pillow only warns of large pictures; the limit below refuses them
+            with Image.open(path, formats=FORMATS) as image:
+                if image.width * image.height > LIMIT:
+                    raise FedveilError(_too_large(path, f"{image.width} × {image.height}"))
+                colors = image.convert("L" if channels == 1 else "RGB")
+    except Image.DecompressionBombError:
+        raise FedveilError(_too_large(path, "far more")) from None
+    except Image.UnidentifiedImageError:
+        raise FedveilError(f"{path}: not a picture in one of the formats {', '.join(FORMATS)}") from None
+    except FedveilError:
+        raise
+    except Exception as error:  # Pillow's decoders raise OSError, SyntaxError, ValueError and others on damaged files
+        said = str(error).partition("\n")[0]
+        raise FedveilError(f"{path}: cannot read this picture: {said or type(error).__name__}") from None
+    pixels: NDArray[Any] = np.asarray(_middle(colors, size))
+    return np.ascontiguousarray(pixels[None] if channels == 1 else pixels.transpose(2, 0, 1))
+
+
+def _middle(image: Image.Image, size: int) -> Image.Image:
+    """One step: the square in the middle, resized. Its edges lie between pixels where the sides differ by an odd."""
+    side = min(image.size)
+    left, top = (image.width - side) / 2, (image.height - side) / 2
+    box = (left, top, left + side, top + side)
+    if image.size == (size, size):
+        return image
+    return image.resize((size, size), Image.Resampling.BILINEAR, box=box)
+
+
+def _too_large(path: Path, found: str) -> str:
+    return f"{path}: {found} pixels, more than the {LIMIT:,} allowed: make the picture smaller"
