@@ -129,7 +129,7 @@ class Lpips:
 
 
 class Features(nn.Module):
-    """A network that gives its features at several depths; its weights have torchvision's names, `features.N.weight`."""
+    """A network that gives its features at several depths. Its weights have torchvision's names."""
 
     def __init__(self, features: nn.Sequential, taps: tuple[int, ...]) -> None:
         super().__init__()

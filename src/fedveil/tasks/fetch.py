@@ -1,0 +1,170 @@
+"""Downloads: checked against a published checksum, resumed after a break, never half there."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import http.client
+import os
+import shutil
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedveil.errors import FedveilError
+from fedveil.tasks.formats.archive import unpack
+from fedveil.tasks.sources import Remote, Source, data_root, locate
+from fedveil.version import __version__
+
+LARGEST = 2**32  # bytes, of a file whose size is not known beforehand
+BLOCK = 2**18
+
+Progress = Callable[[str, int, int | None], None]  # file, bytes so far, bytes in all if known
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How often a broken connection is tried again, and how long it is waited for."""
+
+    attempts: int = 5  # without a byte of progress
+    pause: float = 1.0  # seconds before the second attempt; doubles
+    timeout: float = 30.0
+
+
+def fetch(
+    name: str, source: Source, root: Path | None = None, progress: Progress | None = None, patience: Patience | None = None
+) -> list[Path]:
+    """Download what is missing of a set; returns the files that came, none if all were there."""
+    top = data_root(root)
+    there = locate(source, root)
+    wanted = (*source.files, *source.optional)
+    missing = [stem for stem in wanted if stem not in there.found]
+    if not missing:
+        return []
+    if not source.remotes:
+        raise FedveilError(
+            f"{name}: no source with a published checksum is known, so nothing is downloaded: "
+            f"{source.how or 'place its files'}, in {top / source.folders[0]}"
+        )
+    folder = top if source.archive else top / source.folders[0]
+    if there.found:
+        folder = top if source.archive else there.folder
+    _make(folder)
+    if source.archive:
+        archive = download(source.remotes[0], folder, progress, patience)
+        return _place(archive, folder, there.folder if there.found else top / source.folders[0], wanted)
+    chosen = [remote for remote in source.remotes if remote.file.removesuffix(".gz") in missing or remote.file in missing]
+    return [download(remote, folder, progress, patience) for remote in chosen]
+
+
+def download(
+    remote: Remote, folder: Path, progress: Progress | None = None, patience: Patience | None = None
+) -> Path:
+    """Get one file into the folder. What came before a break is kept as `.part` and not asked for again."""
+    patience = patience or Patience()
+    part, target = folder / f"{remote.file}.part", folder / remote.file
+    failures, why = 0, ""
+    while failures < patience.attempts:
+        if failures:
+            time.sleep(patience.pause * 2 ** (failures - 1))
+        before = _size(part)
+        try:
+            if _receive(remote, part, progress, patience.timeout):
+                break
+            why = "the connection broke"
+        except urllib.error.HTTPError as error:
+            error.close()
+            if error.code == 416 and before:  # the part is not what the server has
+                part.unlink(missing_ok=True)
+            elif error.code < 500 and error.code not in (408, 429):
+                raise FedveilError(f"{remote.url}: the server says {error.code} {error.reason}: try again later") from None
+            why = f"the server says {error.code}"
+        except urllib.error.URLError as error:
+            why = str(error.reason)
+        except (http.client.HTTPException, ConnectionError, TimeoutError) as error:
+            why = str(error) or type(error).__name__
+        except OSError as error:
+            raise FedveilError(f"cannot write {part}: {error.strerror or error}") from None
+        failures = 0 if _size(part) > before else failures + 1
+    else:
+        kept = f"; {_size(part):,} bytes are kept in {part} and a new try goes on from there" if _size(part) else ""
+        raise FedveilError(f"cannot download {remote.url}: {why} ({patience.attempts} attempts){kept}")
+    if not matches(part, remote.digest):
+        part.unlink(missing_ok=True)
+        kind = remote.digest.partition(":")[0]
+        raise FedveilError(f"{remote.url}: what came does not have the published {kind} checksum; it was removed")
+    os.replace(part, target)
+    return target
+
+
+def matches(path: Path, digest: str) -> bool:
+    """Whether the file has this checksum, "sha256:…" or "md5:…"."""
+    kind, _, wanted = digest.partition(":")
+    if kind not in ("sha256", "md5") or not wanted:
+        raise ValueError(f"not a checksum: {digest}")
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.new(kind, usedforsecurity=False)).hexdigest() == wanted
+
+
+def _receive(remote: Remote, part: Path, progress: Progress | None, timeout: float) -> bool:
+    """One request, from where the part ends. Returns whether everything came."""
+    start = _size(part)
+    if remote.size is not None and start >= remote.size:
+        if start == remote.size:
+            return True
+        part.unlink()
+        start = 0
+    request = urllib.request.Request(remote.url, headers={"User-Agent": f"fedveil/{__version__}"})
+    if start:
+        request.add_header("Range", f"bytes={start}-")
+    with contextlib.closing(urllib.request.urlopen(request, timeout=timeout)) as answer:
+        if start and not _continues(answer, start):
+            start = 0  # a server that does not know ranges sends all again
+        length = answer.headers.get("Content-Length", "")
+        total = start + int(length) if length.isdigit() else remote.size
+        bound = remote.size or min(total or LARGEST, LARGEST)
+        done = start
+        with part.open("ab" if start else "wb") as file:
+            while block := answer.read(BLOCK):
+                done += len(block)
+                if done > bound:
+                    file.close()
+                    part.unlink()
+                    raise FedveilError(f"{remote.url}: sends more than the {bound:,} bytes expected; it was removed")
+                file.write(block)
+                if progress is not None:
+                    progress(remote.file, done, total)
+    return done == total if total is not None else True
+
+
+def _continues(answer: http.client.HTTPResponse, start: int) -> bool:
+    return answer.status == 206 and answer.headers.get("Content-Range", "").startswith(f"bytes {start}-")
+
+
+def _place(archive: Path, top: Path, folder: Path, wanted: tuple[str, ...]) -> list[Path]:
+    """Unpack beside, then move the files of the set into their folder one by one."""
+    with tempfile.TemporaryDirectory(dir=top, prefix=f".{archive.name}.") as temporary:
+        unpacked = {path.name: path for path in unpack(archive, Path(temporary))}
+        lacking = [name for name in wanted if name not in unpacked]
+        if lacking:
+            raise FedveilError(f"{archive}: does not hold {', '.join(lacking)}")
+        _make(folder)
+        for name in wanted:
+            shutil.move(unpacked[name], folder / name)
+    archive.unlink()
+    return [folder / name for name in wanted]
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FedveilError(f"cannot write to {folder}: {error.strerror}; choose another with --data-root") from None
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0
