@@ -45,7 +45,7 @@ def scene_and_updates() -> tuple[Scene, Tree, Tree]:
 
 def test_roles_of_a_defended_update(scene_and_updates: tuple[Scene, Tree, Tree]) -> None:
     scene, true, shared = scene_and_updates
-    chain = Chain.of("gaussian-noise:sigma=0.01")
+    chain = Chain.of("gradient-dropout:sigma=0.01")
     problems = problems_by_role(scene, chain, defended=shared, undefended=true)
     assert list(problems) == ["ceiling", "naive", "adaptive", "noise-floor"]
     assert problems["ceiling"].target is true

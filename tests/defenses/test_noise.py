@@ -5,7 +5,7 @@ import torch
 from scipy import stats
 
 from fedveil.defenses.base import Facts
-from fedveil.defenses.noise import GaussianNoise, LaplaceNoise, signal_share
+from fedveil.defenses.noise import GaussianNoise, LaplaceNoise
 from fedveil.tree import Tree
 
 from .laws import EXPOSURE, make_batch
@@ -74,37 +74,9 @@ def test_no_guarantee_is_claimed_without_clipping(defense, law):
 
 
 @BOTH
-@pytest.mark.parametrize("scale", [0.03, 0.3, 3.0])
-def test_knowledge_shrinks_by_the_share_of_signal(defense, law, scale):
-    generator = torch.Generator().manual_seed(0)
-    update = Tree({"w": scale * torch.randn(2, 50_000, generator=generator)})
-    known = defense.knowledge(defense.protect(update, make_batch(clients=2)), Facts())
-    share = scale**2 / (scale**2 + law.var())
-    assert known.weight["w"].unique().numel() == 2  # one share per client and tensor
-    torch.testing.assert_close(known.weight["w"], torch.full((2, 50_000), share), atol=0.02, rtol=0)
-
-
-@BOTH
-def test_knowledge_is_nearer_to_the_truth_than_what_was_seen(defense, law):
-    generator = torch.Generator().manual_seed(0)
-    update = Tree({"w": 0.2 * torch.randn(2, 20_000, generator=generator)})
-    seen = defense.protect(update, make_batch(clients=2))
+def test_one_update_with_equal_noise_is_matched_as_it_is(defense, law):
+    """With equal noise on all entries that is the maximum-likelihood estimate: shrinking layers would lose."""
+    seen = defense.protect(make_batch(clients=2).gradient(), make_batch(clients=2))
     known = defense.knowledge(seen, Facts())
-    naive, adaptive = (float((tree - update).norm().square().mean()) / 20_000 for tree in (seen, known.target))
-    assert naive == pytest.approx(law.var(), rel=0.05)
-    assert adaptive == pytest.approx(0.04 * law.var() / (0.04 + law.var()), rel=0.05)  # the least any shrinkage leaves
-
-
-@BOTH
-def test_a_layer_that_drowns_is_left_out_and_a_clear_one_is_trusted(defense, law):
-    update = Tree({"drowned": torch.full((1, 5_000), 1e-6), "clear": torch.full((1, 5_000), 100.0)})
-    weight = defense.knowledge(defense.protect(update, make_batch(clients=1)), Facts()).weight
-    assert weight["drowned"].max() < 0.06
-    assert weight["clear"].min() > 0.999
-
-
-def test_share_of_signal_at_its_edges():
-    assert signal_share(torch.zeros(2, 3), 0.1).tolist() == [[0.0], [0.0]]
-    assert signal_share(torch.ones(1, 3), 0.0).tolist() == [[1.0]]
-    assert torch.isfinite(signal_share(torch.zeros(2, 3), 0.0)).all()
-    assert signal_share(torch.full((1, 2, 2), 2.0), 1.0).tolist() == [[[0.75]]]
+    assert known.target is seen
+    assert all((weight == 1).all() for weight in known.weight.values())

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import fedveil as fv
-from fedveil.defenses.base import Facts
 from fedveil.defenses.guarantee import PureLDP
 from fedveil.defenses.piecewise import PM
 from fedveil.errors import FedveilError
@@ -115,32 +114,6 @@ def test_the_guarantee():
 def test_gradients_are_refused_in_one_line():
     with pytest.raises(FedveilError, match=r"pm protects weights or delta.*gradient: use the protocol fedavg"):
         fv.federate(fv.task("digits", model="mlp", clients=2, limit=40), PM(), fv.Federation(rounds=1))
-
-
-@BUDGETS
-@pytest.mark.parametrize("kind", ["weights", "delta"])
-def test_the_informed_estimate_is_closer(epsilon, kind):
-    generator = torch.Generator().manual_seed(0)
-    truth = Tree({"w": torch.randn(2, 20_000, generator=generator), "b": torch.randn(2, 400, generator=generator)})
-    truth["b"].mul_(0.01)
-    before, lr = Tree({n: 0.05 * torch.randn(t.shape, generator=generator) for n, t in truth.items()}), 0.1
-    facts, defense = Facts(kind=kind, lr=lr, steps=2), PM(epsilon=epsilon)
-    batch = make_batch(clients=2)
-    if kind == "weights":
-        observed = (before - defense.protect(before - truth * (2 * lr), batch)) / (2 * lr)
-    else:
-        observed = -defense.protect(-truth * (2 * lr), batch) / (2 * lr)
-    known = defense.knowledge(observed, facts)
-    assert (known.target - truth).norm().sum() < 0.95 * (observed - truth).norm().sum()
-    if epsilon > 5:  # below, the estimate of so few entries is too rough
-        assert known.weight["w"].min() > known.weight["b"].max()  # the weak layer is trusted less
-
-
-def test_the_share_of_signal_is_found():
-    truth = Tree({"w": 0.5 * torch.randn(1, 200_000, generator=torch.Generator().manual_seed(0)).clamp(-2, 2)})
-    sent = PM(epsilon=4).protect(truth, make_batch(clients=1))
-    weight = PM(epsilon=4).knowledge(sent, Facts(kind="gradient")).weight["w"][0, 0]
-    assert weight == pytest.approx(float(truth["w"].square().mean() / sent["w"].square().mean()), rel=0.05)
 
 
 def test_measures():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from fedveil.clients.batch import ClientBatch
-from fedveil.defenses.base import Defense, Facts, Knowledge, Strength
+from fedveil.defenses.base import Defense, Strength
 from fedveil.defenses.clip import clipped
 from fedveil.defenses.guarantee import ALL_DATA, Exposure, GaussianRelease, Guarantee
 from fedveil.defenses.noise import GaussianNoise
@@ -35,22 +35,9 @@ class ClippedNoise(Defense):
         """The variance of the noise on one entry of an update of `size` entries."""
         raise NotImplementedError  # every subclass defines its own
 
-    def knowledge(self, observed: Tree, facts: Facts) -> Knowledge:
-        """Shrink every tensor by its share of signal, as under plain noise; the clipped scale stays unknown."""
-        variance = variance_in_gradient(self.variance(observed.size), self.acts_at, facts)
-        return GaussianNoise(sigma=variance**0.5).knowledge(observed, facts)
-
     def measures(self, update: Tree) -> dict[str, float]:
         """Noise against the clipped signal, and the cosine that follows, mean over clients."""
         return noise_measures(update, self.clip, self.variance(update.size), self.order)
-
-
-def variance_in_gradient(variance: float, place: str, facts: Facts) -> float:
-    """The noise of one entry as an attacker meets it, who divides a change of weights by the local steps' rates."""
-    if facts.kind == "gradient":
-        return variance
-    # The (pseudo-)gradient is the mean of the local steps', each with noise of its own; without momentum.
-    return variance / facts.steps if place == "gradient" else variance / (facts.steps * facts.lr) ** 2
 
 
 def noise_measures(update: Tree, clip: float, variance: float, order: Literal["l1", "l2"] = "l2") -> dict[str, float]:

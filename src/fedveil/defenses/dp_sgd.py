@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from fedveil.clients.batch import ClientBatch, Shared
-from fedveil.defenses.base import Defense, Facts, Knowledge, Strength
+from fedveil.defenses.base import Defense, Strength
 from fedveil.defenses.clip import clipped
-from fedveil.defenses.dp_clip import noise_measures, variance_in_gradient
+from fedveil.defenses.dp_clip import noise_measures
 from fedveil.defenses.guarantee import ONE_EXAMPLE, Exposure, GaussianRelease, Guarantee
 from fedveil.defenses.noise import GaussianNoise
 from fedveil.fields import Positive, declared
@@ -73,12 +73,6 @@ class DPSGD(Defense):
             protects=ONE_EXAMPLE,
             mechanism=GaussianRelease(self.noise_multiplier, exposure.uses(self.acts_at), exposure.example_rate),
         )
-
-    def knowledge(self, observed: Tree, facts: Facts) -> Knowledge:
-        """Shrink every tensor by its share of signal, as under plain noise; the clipped scale stays unknown."""
-        size = facts.batch_size if facts.kind == "gradient" else facts.batch_size / facts.steps  # in one local epoch
-        variance = variance_in_gradient((self.noise_multiplier * self.clip / size) ** 2, "gradient", facts)
-        return GaussianNoise(sigma=variance**0.5).knowledge(observed, facts)
 
     def measures(self, update: Tree) -> dict[str, float]:
         """Noise against the clipped signal, and the cosine that follows, for a batch of one example."""

@@ -8,14 +8,13 @@ import torch
 from torch import Tensor
 
 from fedveil.clients.batch import ClientBatch
-from fedveil.defenses.base import Defense, Facts, Knowledge, Strength
+from fedveil.defenses.base import Defense, Strength
 from fedveil.defenses.guarantee import Exposure, Guarantee
-from fedveil.defenses.ldp import Epsilon, happens, per_coordinate, precision_measures, randomized, step_scale
-from fedveil.defenses.noise import signal_share
+from fedveil.defenses.ldp import Epsilon, happens, per_coordinate, precision_measures, randomized
 from fedveil.fields import Positive, declared
 from fedveil.registry import defenses
 from fedveil.streams import Streams
-from fedveil.tree import Tree, matrix, per_client
+from fedveil.tree import Tree
 
 
 @defenses.register("pm")
@@ -60,28 +59,6 @@ class PM(Defense):
             each="entry",
             protects="the value of each entry",
             remark="any two values of one entry are covered",
-        )
-
-    def knowledge(self, observed: Tree, facts: Facts) -> Knowledge:
-        """Shrink every tensor by its share of signal, and trust it by that share: see `AdditiveNoise.knowledge`.
-
-        On a change of weights the variance ω²/(e^{ε/2}−1) that grows with the entry is taken into account. On
-        weights it would take w_t, which is not given here; it is small while weights are far inside the bound. The
-        share is at least 1/√d for d entries in all, about the error of its estimate: a signal too weak to be seen is
-        not said to be none.
-        """
-        _, rest = _tail(self.epsilon)
-        noise = self.base_variance / step_scale(facts) ** 2
-
-        def share(tensor: Tensor) -> Tensor:
-            values = matrix(tensor)
-            found = signal_share(values, noise).flatten() * (1.0 if facts.kind == "weights" else rest)
-            return per_client(found.clamp_min(observed.size**-0.5), tensor)
-
-        shares = observed.map(share)
-        return Knowledge(
-            target=observed.combine(shares, torch.mul),
-            weight=observed.combine(shares, lambda tensor, factor: factor.expand_as(tensor)),
         )
 
     def measures(self, update: Tree) -> dict[str, float]:

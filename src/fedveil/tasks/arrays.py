@@ -28,8 +28,12 @@ def as_tensors(value: Any, what: str) -> Inputs:
 
 
 def as_labels(value: Any, what: str) -> Tensor:
-    """One class number per example: an int64 tensor of shape (N,)."""
+    """One class number per example, int64 (N,), or any number of labels per example, float32 zeros and ones (N, L)."""
     labels = _tensor(value, what)
+    if labels.dim() == 2 and labels.is_floating_point():
+        if not ((labels == 0) | (labels == 1)).all():
+            raise FedveilError(f"{what} have one column per label and so must be 0 or 1")
+        return labels.to(torch.float32)
     if labels.dim() != 1:
         raise FedveilError(f"{what} must be one label per example, shape (N,), not {tuple(labels.shape)}")
     if labels.is_floating_point() or labels.is_complex():

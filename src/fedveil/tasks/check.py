@@ -40,10 +40,14 @@ def check_fit(model: nn.Module, loss: Loss, parts: Parts, perturb: str | None) -
     """Run the examples with the smallest and the largest label through model and loss.
 
     Returns the number of classes: the width of the model's output where it is one row of scores per example and the
-    labels fit it, otherwise `None`.
+    labels fit it, otherwise `None`. Where examples have any number of labels there are no classes.
     """
     labels = parts.train.labels
-    inputs, targets = parts.train.batch(sorted({int(labels.argmin()), int(labels.argmax())}))
+    given = [part for part in (parts.train, parts.validation, parts.test) if part is not None]
+    if len({part.labels.shape[1:] for part in given}) > 1:
+        raise FedveilError("the parts of the data differ in the number of labels per example")
+    extremes = {0, len(labels) - 1} if parts.train.multi_label else {int(labels.argmin()), int(labels.argmax())}
+    inputs, targets = parts.train.batch(sorted(extremes))
     if perturb is not None and not leaf(inputs, perturb).is_floating_point():
         raise FedveilError(f"the part to perturb, '{perturb}', holds whole numbers: defenses can only perturb floats")
     weight = next(model.parameters())
@@ -56,11 +60,17 @@ def check_fit(model: nn.Module, loss: Loss, parts: Parts, perturb: str | None) -
         except Exception as error:  # a user's model may raise anything
             raise FedveilError(f"the model does not take a batch of shape {shapes}: {one_line(error)}") from error
         width = output.shape[1] if isinstance(output, Tensor) and output.dim() == 2 else None
-        fits = width is not None and all(_in_range(part, width) for part in (parts.train, parts.validation, parts.test))
+        single = width is not None and not parts.train.multi_label
+        fits = single and all(_in_range(part, width or 0) for part in given)
         if loss is functional.cross_entropy:
             _check_scores(output, len(targets), width)
             if not fits:
                 raise FedveilError(_label_problem(parts, width or 0))
+        if loss is functional.binary_cross_entropy_with_logits and width != targets.shape[-1]:
+            raise FedveilError(
+                f"the model gives {_shown(output)} for a batch of {len(targets)}, expected "
+                f"({len(targets)}, {targets.shape[-1]}): one score per label"
+            )
         try:
             value = loss(output, targets)
         except Exception as error:
@@ -70,14 +80,17 @@ def check_fit(model: nn.Module, loss: Loss, parts: Parts, perturb: str | None) -
 
 
 def _check_scores(output: Any, examples: int, width: int | None) -> None:
-    shown = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
     if width is None or output.shape[0] != examples:
         raise FedveilError(
-            f"the model gives {shown} for a batch of {examples}, expected ({examples}, classes); "
+            f"the model gives {_shown(output)} for a batch of {examples}, expected ({examples}, classes); "
             "for another kind of output give your own loss"
         )
     if width < 2:
         raise FedveilError("the model has one output per example, which cross-entropy cannot use: give your own loss")
+
+
+def _shown(output: Any) -> str:
+    return str(tuple(output.shape)) if isinstance(output, Tensor) else type(output).__name__
 
 
 def _check_loss(value: Any) -> None:

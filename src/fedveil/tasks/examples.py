@@ -14,17 +14,21 @@ from torch.utils.data import Dataset
 from fedveil.errors import FedveilError
 from fedveil.tasks.arrays import as_label, as_tensors
 from fedveil.tasks.fingerprint import Fingerprint
+from fedveil.tasks.image_files import ImageFiles
 from fedveil.tasks.inputs import Inputs, count, leaves, map_inputs, take
 from fedveil.tasks.normalization import Normalization
+
+KEPT = 2**28  # bytes of pictures that are kept after they were read from files
 
 
 class Examples(ABC):
     """A list of (input, label) pairs. `batch` gives some of them as the model takes them.
 
+    Labels are class numbers; where an example has any number of labels, a row of zeros and ones says which.
     A subset is a view: it holds the places of its examples in the source, not the examples.
     """
 
-    labels: Tensor  # int64, shape (N,)
+    labels: Tensor  # int64, shape (N,), or float32 zeros and ones, shape (N, L)
     source_sha256: str  # of the source's whole contents, also for a subset
 
     def __init__(self, labels: Tensor) -> None:
@@ -34,8 +38,13 @@ class Examples(ABC):
     def __len__(self) -> int:
         return len(self._rows)
 
+    @property
+    def multi_label(self) -> bool:
+        """Whether an example has any number of labels."""
+        return self.labels.dim() == 2
+
     def batch(self, indices: Tensor | Sequence[int]) -> tuple[Inputs, Tensor]:
-        """Model inputs and int64 targets of the examples at these places."""
+        """Model inputs and targets (`labels`) of the examples at these places."""
         places = torch.as_tensor(indices, dtype=torch.int64)
         return self._read(self._rows[places]), self.labels[places]
 
@@ -84,6 +93,35 @@ class ArrayExamples(Examples):
         if self._normalization is not None and isinstance(inputs, Tensor):
             return self._normalization.normalize(inputs)
         return inputs
+
+
+class FileExamples(Examples):
+    """Examples whose pictures stay on disk. The first that are read are kept in memory, up to `KEPT` bytes."""
+
+    def __init__(self, images: ImageFiles, labels: Tensor, normalization: Normalization) -> None:
+        super().__init__(labels)
+        self._images = images
+        self._normalization = normalization
+        self._kept: dict[int, Tensor] = {}  # shared with all subsets
+        self._room = KEPT // (images.channels * images.size**2)
+        total = Fingerprint()
+        total.add("files", torch.tensor(list(bytes.fromhex(images.sha256())), dtype=torch.uint8))
+        total.add("labels", labels)
+        self.source_sha256 = total.hexdigest()
+
+    def _read(self, rows: Tensor) -> Inputs:
+        if not len(rows):
+            return torch.empty(0, *self._images.shape[1:])
+        pixels = torch.stack([self._picture(place) for place in rows.tolist()])
+        return self._normalization.normalize(_model_values(pixels))
+
+    def _picture(self, place: int) -> Tensor:
+        found = self._kept.get(place)
+        if found is None:
+            found = torch.from_numpy(self._images.read(place).copy())
+            if len(self._kept) < self._room:
+                self._kept[place] = found
+        return found
 
 
 class DatasetExamples(Examples):

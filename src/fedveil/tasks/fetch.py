@@ -30,13 +30,17 @@ Progress = Callable[[str, int, int | None], None]  # file, bytes so far, bytes i
 class Patience:
     """How often a broken connection is tried again, and how long it is waited for."""
 
-    attempts: int = 5  # without a byte of progress
-    pause: float = 1.0  # seconds before the second attempt; doubles
+    attempts: int = 8
+    pause: float = 1.0  # seconds before the second attempt; doubles up to half a minute
     timeout: float = 30.0
 
 
 def fetch(
-    name: str, source: Source, root: Path | None = None, progress: Progress | None = None, patience: Patience | None = None
+    name: str,
+    source: Source,
+    root: Path | None = None,
+    progress: Progress | None = None,
+    patience: Patience | None = None,
 ) -> list[Path]:
     """Download what is missing of a set; returns the files that came, none if all were there."""
     top = data_root(root)
@@ -57,31 +61,32 @@ def fetch(
     if source.archive:
         archive = download(source.remotes[0], folder, progress, patience)
         return _place(archive, folder, there.folder if there.found else top / source.folders[0], wanted)
-    chosen = [remote for remote in source.remotes if remote.file.removesuffix(".gz") in missing or remote.file in missing]
+    chosen = [
+        remote for remote in source.remotes if remote.file.removesuffix(".gz") in missing or remote.file in missing
+    ]
     return [download(remote, folder, progress, patience) for remote in chosen]
 
 
-def download(
-    remote: Remote, folder: Path, progress: Progress | None = None, patience: Patience | None = None
-) -> Path:
+def download(remote: Remote, folder: Path, progress: Progress | None = None, patience: Patience | None = None) -> Path:
     """Get one file into the folder. What came before a break is kept as `.part` and not asked for again."""
     patience = patience or Patience()
     part, target = folder / f"{remote.file}.part", folder / remote.file
-    failures, why = 0, ""
-    while failures < patience.attempts:
-        if failures:
-            time.sleep(patience.pause * 2 ** (failures - 1))
-        before = _size(part)
+    why = ""
+    for attempt in range(patience.attempts):
+        if attempt:
+            time.sleep(min(patience.pause * 2 ** (attempt - 1), 30))
         try:
             if _receive(remote, part, progress, patience.timeout):
                 break
             why = "the connection broke"
         except urllib.error.HTTPError as error:
             error.close()
-            if error.code == 416 and before:  # the part is not what the server has
+            if error.code == 416 and _size(part):  # the part is not what the server has
                 part.unlink(missing_ok=True)
             elif error.code < 500 and error.code not in (408, 429):
-                raise FedveilError(f"{remote.url}: the server says {error.code} {error.reason}: try again later") from None
+                raise FedveilError(
+                    f"{remote.url}: the server says {error.code} {error.reason}: try again later"
+                ) from None
             why = f"the server says {error.code}"
         except urllib.error.URLError as error:
             why = str(error.reason)
@@ -89,7 +94,6 @@ def download(
             why = str(error) or type(error).__name__
         except OSError as error:
             raise FedveilError(f"cannot write {part}: {error.strerror or error}") from None
-        failures = 0 if _size(part) > before else failures + 1
     else:
         kept = f"; {_size(part):,} bytes are kept in {part} and a new try goes on from there" if _size(part) else ""
         raise FedveilError(f"cannot download {remote.url}: {why} ({patience.attempts} attempts){kept}")

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, cast
 
-import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -15,8 +14,9 @@ from torch import Tensor
 from fedveil.errors import FedveilError
 from fedveil.fields import NonNegative, Positive, declared
 from fedveil.registry import Registry
-from fedveil.tasks.datasets.base import LoadedData, Part
-from fedveil.tasks.examples import ArrayExamples, Examples
+from fedveil.tasks.datasets.base import LoadedData, Part, pooled
+from fedveil.tasks.examples import ArrayExamples, Examples, FileExamples
+from fedveil.tasks.image_files import ImageFiles
 from fedveil.tasks.normalization import Normalization
 from fedveil.tasks.randomness import generator
 
@@ -76,12 +76,7 @@ class FractionSplit(Split):
     test: Positive = 0.15
 
     def divide(self, data: LoadedData, seed: int) -> Parts:
-        parts = list(data.parts.values())
-        pooled = Part(
-            np.concatenate([part.images for part in parts]),
-            np.concatenate([part.labels for part in parts]),
-        )
-        return self.divide_examples(_examples(pooled, data.normalization), seed)
+        return self.divide_examples(_examples(pooled(list(data.parts.values())), data.normalization), seed)
 
     def divide_examples(self, examples: Examples, seed: int) -> Parts:
         """Divide examples that have no parts yet."""
@@ -135,5 +130,8 @@ def part_sizes(size: int, shares: tuple[float, ...]) -> list[int]:
     return sizes
 
 
-def _examples(part: Part, normalization: Normalization) -> ArrayExamples:
-    return ArrayExamples(torch.from_numpy(part.images), torch.from_numpy(part.labels), normalization)
+def _examples(part: Part, normalization: Normalization) -> Examples:
+    labels = torch.from_numpy(part.labels)
+    if isinstance(part.images, ImageFiles):
+        return FileExamples(part.images, labels, normalization)
+    return ArrayExamples(torch.from_numpy(part.images), labels, normalization)

@@ -45,7 +45,8 @@ class Task:
     data: a map-style torch `Dataset` of (input, label), a pair of arrays (inputs, targets), or a tuple (train, test)
         or (train, validation, test) of these. One set alone is divided by `split`. Inputs may be a dict of arrays;
         the model then takes them by keyword.
-    loss: (the model's output, targets) -> mean over the batch; cross-entropy if none is given.
+    loss: (the model's output, targets) -> mean over the batch; if none is given cross-entropy, or, where targets are
+        zeros and ones of shape (N, labels), binary cross-entropy of each label.
     clients: how many share the training data by `partition`, or the places of each client's examples.
     normalization: for arrays of images. uint8 and [0, 1] pixels are then normalized when a batch is read; without it
         floating inputs go to the model as they are.
@@ -60,7 +61,7 @@ class Task:
     validation: Examples | None
     test: Examples
     clients: tuple[Tensor, ...]  # one per client: places in `train`
-    classes: int | None  # None where the output is not one score per class
+    classes: int | None  # None where the output is not one score per class, as with several labels at once
     shape: tuple[int, ...]  # of one input, or of its part `perturb` (else the first part)
     normalization: Normalization | None
     buffers: Buffers
@@ -69,6 +70,7 @@ class Task:
     model_name: str
     description: dict[str, Any]  # plain data; a task built by name is `task(**description)` again
     data_hash: str  # SHA-256 of all examples
+    note: str  # what is not as published in the data, else empty
 
     def __init__(
         self,
@@ -88,7 +90,7 @@ class Task:
         _check_buffers(buffers)
         check_model(model)
         parts = read_own_data(data, normalization, read_split(split), seed)
-        loss = loss or functional.cross_entropy
+        loss = loss or _usual_loss(parts)
         classes = check_fit(model, loss, parts, perturb)
         members = _clients(clients, parts.train, _read_partition(partition), seed)
         given = [part for part in (parts.train, parts.validation, parts.test) if part is not None]
@@ -106,6 +108,7 @@ class Task:
             buffers=buffers,
             perturb=perturb,
             name=name,
+            note="",
             model_name=type(model).__name__,
             description={
                 "name": name,
@@ -117,6 +120,11 @@ class Task:
             },
             data_hash=hashlib.sha256(" ".join(part.source_sha256 for part in given).encode()).hexdigest(),
         )
+
+    @property
+    def labels(self) -> int | None:
+        """How many labels an example may have at once; None where each has one class."""
+        return self.train.labels.shape[1] if self.train.multi_label else None
 
     @property
     def model_hash(self) -> str:
@@ -184,8 +192,9 @@ def task(
     }
     _set(
         made,
-        classes=data.classes,
+        classes=None if data.train.multi_label else data.classes,
         normalization=data.normalization,
+        note=data.note,
         model_name=spec.name if named else type(spec).__name__,
         description=description,
         data_hash=data.sha256,
@@ -198,6 +207,23 @@ def build_model(spec: ModelSpec, shape: tuple[int, ...], classes: int, seed: int
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(derived_key(seed, "model") % 2**64)
         return spec.build(shape, classes)
+
+
+def label_table(task: Task) -> list[list[int]]:
+    """How many training examples of each class (or with each label) each client holds: clients × classes.
+
+    >>> label_table(task("digits", clients=2, limit=20))
+    [[1, 1, 0, 0, 2, 0, 1, 2, 1, 2], [1, 1, 2, 2, 0, 2, 1, 0, 1, 0]]
+    """
+    labels = task.train.labels
+    if task.train.multi_label:
+        return [[int(count) for count in labels[places].sum(0)] for places in task.clients]
+    classes = task.classes or int(labels.max()) + 1
+    return [torch.bincount(labels[places], minlength=classes).tolist() for places in task.clients]
+
+
+def _usual_loss(parts: Parts) -> Loss:
+    return functional.binary_cross_entropy_with_logits if parts.train.multi_label else functional.cross_entropy
 
 
 def _clients(

@@ -1,9 +1,9 @@
-"""What every data set is: a name, classes, channel statistics, and a way to load its arrays."""
+"""What every data set is: a name, classes, channel statistics, and a way to load its arrays or list its files."""
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,18 +15,36 @@ from numpy.typing import NDArray
 
 from fedveil.errors import FedveilError
 from fedveil.tasks.fingerprint import Fingerprint
+from fedveil.tasks.image_files import ImageFiles
 from fedveil.tasks.normalization import Normalization
 
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Images (N, C, H, W), uint8 or floating pixels in [0, 1], and their labels (N,), int64."""
+    """Images (N, C, H, W), uint8 or floating pixels in [0, 1], or picture files; and their labels.
 
-    images: NDArray[Any]
-    labels: NDArray[np.int64]
+    Labels are int64 class numbers (N,), or, where an example has any number of labels, float32 zeros and ones (N, L).
+    """
+
+    images: NDArray[Any] | ImageFiles
+    labels: NDArray[Any]
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    @property
+    def multi_label(self) -> bool:
+        """Whether an example has any number of labels."""
+        return self.labels.ndim == 2
+
+
+def pooled(parts: Sequence[Part]) -> Part:
+    """All examples of the parts, in order."""
+    labels = np.concatenate([part.labels for part in parts])
+    files = [part.images for part in parts if isinstance(part.images, ImageFiles)]
+    if files:
+        return Part(files[0].joined(files[1:]), labels)
+    return Part(np.concatenate([part.images for part in parts]), labels)  # type: ignore[misc]
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +57,7 @@ class LoadedData:
     normalization: Normalization
     class_names: tuple[str, ...]
     validation: Part | None = None
+    note: str = ""  # what is not as published, such as missing files
 
     def __post_init__(self) -> None:
         for label, part in self.parts.items():
@@ -46,7 +65,7 @@ class LoadedData:
 
     @property
     def classes(self) -> int:
-        """The number of classes; labels run from 0 to classes − 1."""
+        """The number of classes (labels run from 0 to classes − 1), or of labels that an example may have."""
         return len(self.class_names)
 
     @property
@@ -62,10 +81,14 @@ class LoadedData:
 
     @cached_property
     def sha256(self) -> str:
-        """The hash of all images and labels, whatever files they came from."""
+        """The hash of all images and labels, whatever files they came from; of picture files see `ImageFiles`."""
         total = Fingerprint()
         for name, part in self.parts.items():
-            total.add(f"{name} images", torch.from_numpy(part.images))
+            if isinstance(part.images, ImageFiles):
+                digest = bytes.fromhex(part.images.sha256())
+                total.add(f"{name} files", torch.tensor(list(digest), dtype=torch.uint8))
+            else:
+                total.add(f"{name} images", torch.from_numpy(part.images))
             total.add(f"{name} labels", torch.from_numpy(part.labels))
         return total.hexdigest()
 
@@ -85,38 +108,7 @@ class DataSet(ABC):
 
     @abstractmethod
     def load(self, root: Path | None = None) -> LoadedData:
-        """Read the arrays from the files under `root` (see `data_root`)."""
-
-
-def data_root(root: Path | None = None) -> Path:
-    """The folder of data files: the one given, or else FEDVEIL_DATA, or else ~/.cache/fedveil."""
-    given = root or os.environ.get("FEDVEIL_DATA") or Path("~/.cache/fedveil")
-    return Path(given).expanduser()
-
-
-def find_files(name: str, stems: tuple[str, ...], root: Path | None = None) -> list[Path]:
-    """The files of a data set, each plain or with `.gz`, in root/<name>/ or in root/ itself.
-
-    All must stand in one folder: files of two sets can have the same names.
-    """
-    top = data_root(root)
-    missing: dict[Path, list[str]] = {}
-    for folder in (top / name, top):
-        found = {stem: _plain_or_gz(folder / stem) for stem in stems}
-        if all(found.values()):
-            return [path for path in found.values() if path]
-        missing[folder] = [f"{stem}.gz" for stem, path in found.items() if path is None]
-    # Name the folder where only some are missing, if there is one, else the data set's own.
-    folder = min(missing, key=lambda place: len(missing[place]))
-    raise FedveilError(
-        f"{name}: no {', '.join(missing[folder])} (or without .gz) in {folder}: put them there, or set FEDVEIL_DATA "
-        f"or --data-root to the folder that holds them or holds {name}/"
-    )
-
-
-def _plain_or_gz(path: Path) -> Path | None:
-    choices = (path.with_name(f"{path.name}.gz"), path)
-    return next((choice for choice in choices if choice.is_file()), None)
+        """Read the arrays from the files under `root` (see `fedveil.tasks.sources.data_root`)."""
 
 
 def _check(where: str, part: Part, classes: int, channels: int) -> None:
@@ -125,16 +117,21 @@ def _check(where: str, part: Part, classes: int, channels: int) -> None:
         raise FedveilError(f"{where}: images have shape {images.shape}, expected (N, {channels}, height, width)")
     if images.dtype != np.uint8 and not np.issubdtype(images.dtype, np.floating):
         raise FedveilError(f"{where}: images are {images.dtype}, expected uint8, or floating pixels in [0, 1]")
-    if labels.ndim != 1 or labels.dtype != np.int64:
+    if part.multi_label and (labels.dtype != np.float32 or labels.shape[1] != classes):
+        raise FedveilError(f"{where}: labels are {labels.dtype} {labels.shape}, expected float32 (N, {classes})")
+    if not part.multi_label and (labels.ndim != 1 or labels.dtype != np.int64):
         raise FedveilError(f"{where}: labels are {labels.dtype} {labels.shape}, expected int64 (N,)")
     if len(images) != len(labels):
         raise FedveilError(f"{where}: {len(images)} images but {len(labels)} labels; the files do not belong together")
     if not len(labels):
         raise FedveilError(f"{where}: no examples")
-    if labels.min() < 0 or labels.max() >= classes:
+    if part.multi_label:
+        if not np.isin(labels, (0, 1)).all():
+            raise FedveilError(f"{where}: labels of several per example must be 0 or 1")
+    elif labels.min() < 0 or labels.max() >= classes:
         wrong = int(labels.min() if labels.min() < 0 else labels.max())
         raise FedveilError(f"{where}: label {wrong} is out of range: there are {classes} classes, 0 to {classes - 1}")
     # NaN fails both comparisons, so this finds it too.
-    if images.dtype != np.uint8 and not (images.min() >= 0 and images.max() <= 1):
+    if not isinstance(images, ImageFiles) and images.dtype != np.uint8 and not (images.min() >= 0 and images.max() <= 1):
         found = "NaN" if np.isnan(images).any() else f"values from {images.min():g} to {images.max():g}"
         raise FedveilError(f"{where}: images contain {found}; pixels must be in [0, 1]")

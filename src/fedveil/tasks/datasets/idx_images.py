@@ -7,17 +7,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedveil.tasks.datasets.base import DataSet, LoadedData, Part, find_files
+from fedveil.tasks.datasets.base import DataSet, LoadedData, Part
 from fedveil.tasks.formats.idx import read_idx
 from fedveil.tasks.normalization import Normalization
-
-FILES = (
-    "train-images-idx3-ubyte",
-    "train-labels-idx1-ubyte",
-    "t10k-images-idx3-ubyte",
-    "t10k-labels-idx1-ubyte",
-)
-
+from fedveil.tasks.sources import IDX_FILES, find_files
 
 class IdxImages(DataSet):
     """Base of the sets that come as MNIST does. A subclass states its classes and channel statistics."""
@@ -28,7 +21,8 @@ class IdxImages(DataSet):
 
     def load(self, root: Path | None = None) -> LoadedData:
         """Read the four files from root/<name>/ or root/."""
-        images, labels, test_images, test_labels = find_files(self.name, FILES, root)
+        found = find_files(self.name, root)
+        images, labels, test_images, test_labels = (found[stem] for stem in IDX_FILES)
         return LoadedData(
             name=self.name,
             train=_part(images, labels),
