@@ -8,7 +8,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 from torch.nn import functional as F
 
-from fedveil.clients import engine as engine_module
+from fedveil.clients import compiling
 from fedveil.clients.engine import Engine
 from fedveil.streams import Streams
 from fedveil.tree import Tree
@@ -23,7 +23,7 @@ def compiled():
     """One engine for the whole file: compiling is what takes the time."""
     torch._dynamo.reset()
     counters.clear()
-    engine_module._compiler.clear()
+    compiling._compiler.clear()
     case = make_case("small of everything", clients=CLIENTS)
     case.params = Tree.expand(case.params.row(0), CLIENTS)
     case.buffers = Tree.expand(case.buffers.row(0), CLIENTS)  # as at the start of a round
@@ -99,7 +99,7 @@ def test_without_a_compiler_it_says_so_once_and_runs_on(monkeypatch, caplog):
         raise RuntimeError("No working C++ compiler found\nand much more")
 
     monkeypatch.setattr("torch._inductor.cpp_builder.get_cpp_compiler", missing)
-    monkeypatch.setattr(engine_module, "_compiler", [])
+    monkeypatch.setattr(compiling, "_compiler", [])
     monkeypatch.setattr(torch, "compile", lambda *_, **__: pytest.fail("compiled without a compiler"))
     case = make_case("small of everything")
     with caplog.at_level(logging.WARNING, logger="fedveil"):

@@ -17,13 +17,14 @@ def test_needs_no_torch(module: str) -> None:
 
 def test_has_all_metrics_under_their_own_names() -> None:
     named = ["mse", "psnr", "mse_pixel", "psnr_pixel", "ssim", "leakage_score", "identified", "rdlv", "attack_loss"]
+    named += ["lpips", "kl", "feature_mse", "logit_mse", "identified_features"]
     assert set(named) <= set(METRICS)
     assert all(name == each.name and each.words.endswith(".") for name, each in METRICS.items())
 
 
 def test_directions() -> None:
     high = {name for name, each in METRICS.items() if each.private == "high"}
-    assert high == {"mse", "mse_pixel", "attack_loss", "diverged"}
+    assert high == {"mse", "mse_pixel", "attack_loss", "diverged", "lpips", "kl", "feature_mse", "logit_mse"}
     assert metric("ssim").leaks_more(0.9, 0.1)
     assert not metric("ssim").leaks_more(0.1, 0.1)
     assert metric("mse").leaks_more(0.1, 0.9)

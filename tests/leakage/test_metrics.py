@@ -1,12 +1,14 @@
 """Metrics against scikit-image, the inversion literature's own code, and their closed forms."""
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.special import rel_entr, softmax
 from skimage.metrics import peak_signal_noise_ratio, structural_similarity
 from torch import Tensor
 
@@ -180,3 +182,29 @@ def test_rdlv() -> None:
 def test_different_shapes_are_refused() -> None:
     with pytest.raises(ValueError, match="same shape"):
         metrics.mse(torch.zeros(3, 1, 4, 4), torch.zeros(1, 1, 4, 4))
+
+
+@pytest.mark.parametrize("scale", [0.1, 3.0, 30.0])
+def test_kl_equals_scipy(scale: float) -> None:
+    p, q = (scale * torch.randn(6, 10, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
+    expected = rel_entr(softmax(p.double().numpy(), 1), softmax(q.double().numpy(), 1)).sum(1)
+    np.testing.assert_allclose(metrics.kl(p, q), expected, rtol=1e-9)
+    assert (metrics.kl(p, p) == 0).all()
+    assert not torch.allclose(metrics.kl(p, q), metrics.kl(q, p))  # the originals' distribution comes first
+
+
+def test_kl_of_sure_judgments_stays_finite() -> None:
+    p, q = torch.tensor([[1e4, 0.0]]), torch.tensor([[0.0, 1e4]])
+    assert metrics.kl(p, q).tolist() == [1e4]
+    # ln 2 more for the first than for the second class: KL((2/3, 1/3) ‖ (1/2, 1/2)) in closed form
+    found = metrics.kl(torch.tensor([[math.log(2), 0.0]], dtype=torch.float64), torch.zeros(1, 2))
+    assert found.item() == pytest.approx(2 / 3 * math.log(4 / 3) + 1 / 3 * math.log(2 / 3))
+
+
+@pytest.mark.parametrize("metric", [metrics.feature_mse, metrics.logit_mse])
+def test_distances_of_features_equal_numpy(metric: Callable[[Tensor, Tensor], Tensor]) -> None:
+    x, y = (torch.randn(5, 7, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
+    expected = ((x.double().numpy() - y.double().numpy()) ** 2).mean(1)
+    np.testing.assert_allclose(metric(x, y), expected)
+    with pytest.raises(ValueError, match="same shape"):
+        metric(x, y[:1])

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fedveil.leakage import metrics
 from fedveil.leakage.catalog import METRICS
+from fedveil.leakage.identified import identified
 from fedveil.leakage.score import gray_gaps, score
 
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
@@ -16,6 +17,22 @@ MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
 def images(*shape: int, seed: int = 0) -> Tensor:
     pixels = torch.rand(*shape, 3, 12, 12, generator=torch.Generator().manual_seed(seed))
     return metrics.from_pixels(pixels, MEAN, STD)
+
+
+class Means:
+    """A stand-in for a classifier: the mean of each channel, and twice that."""
+
+    def features(self, x: Tensor) -> Tensor:
+        return x.mean((2, 3))
+
+    def logits(self, x: Tensor) -> Tensor:
+        return 2 * x.mean((2, 3))
+
+
+def pixel_distance(x: Tensor, y: Tensor) -> Tensor:
+    assert min(x.min(), y.min()) >= 0
+    assert max(x.max(), y.max()) <= 1
+    return (x - y).abs().flatten(1).mean(1).double()
 
 
 def test_all_metrics_in_one_call() -> None:
@@ -28,7 +45,8 @@ def test_all_metrics_in_one_call() -> None:
         MEAN,
         STD,
         distractors,
-        features=lambda x: x.mean((2, 3)),
+        reference=Means(),
+        lpips=pixel_distance,
         iterates=iterates,
         attack_loss=loss,
         prior_ssim=prior,
@@ -47,6 +65,13 @@ def test_all_metrics_in_one_call() -> None:
     torch.testing.assert_close(values["rdlv"], (values["ssim"] - 0.1) / 0.1)
     expected = metrics.leakage_score(metrics.to_pixels(iterates, MEAN, STD), y)
     torch.testing.assert_close(values["leakage_score"], expected)
+    seen, true = (Means().logits(each) for each in (found, original))
+    torch.testing.assert_close(values["kl"], metrics.kl(true, seen), rtol=1e-4, atol=1e-6)  # the original first
+    torch.testing.assert_close(values["logit_mse"], metrics.mse(true, seen), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(values["feature_mse"], metrics.mse(true, seen) / 4, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(values["lpips"], (x - y).abs().flatten(1).mean(1).double(), rtol=1e-5, atol=1e-6)
+    nearest = identified(found, original, distractors, features=Means().features)
+    assert values["identified_features"].tolist() == nearest.tolist()
     assert values["attack_loss"].tolist() == loss.tolist()
     assert not values["diverged"].any()
 
@@ -81,8 +106,10 @@ def test_a_diverged_reconstruction_counts_as_gray_and_is_flagged(bad: float) -> 
     gray[1] = metrics.from_pixels(torch.full((3, 12, 12), 0.5), MEAN, STD)
     found[2, 0, 0, 0] = bad
     gray[2, 0, 0, 0] = (0.5 - MEAN[0]) / STD[0]
-    values = score(found, original, MEAN, STD, distractors, iterates=[found])
-    expected = score(gray, original, MEAN, STD, distractors, iterates=[gray])
+    values, expected = (
+        score(each, original, MEAN, STD, distractors, iterates=[each], reference=Means(), lpips=pixel_distance)
+        for each in (found, gray)
+    )
     assert values.pop("diverged").tolist() == [False, True, True]
     for name, value in values.items():
         assert torch.isfinite(value).all()
@@ -90,8 +117,19 @@ def test_a_diverged_reconstruction_counts_as_gray_and_is_flagged(bad: float) -> 
     torch.testing.assert_close(gray_gaps(found, MEAN, STD), gray)
 
 
+def test_given_features_take_the_place_of_the_reference() -> None:
+    original, distractors = images(3), images(3, 4, seed=1)
+    nothing = score(
+        original, original, MEAN, STD, distractors, features=lambda x: x[:, :1, 0, 0] * 0, reference=Means()
+    )
+    assert not nothing["identified_features"].any()  # all alike: nothing can be told apart
+    assert score(original, original, MEAN, STD, distractors, reference=Means())["identified_features"].all()
+
+
 def test_huge_but_finite_pixels_stay_finite() -> None:
-    values = score(torch.full((1, 3, 12, 12), 3e38), images(1), MEAN, STD)
+    values = score(
+        torch.full((1, 3, 12, 12), 3e38), images(1), MEAN, STD, images(1, 2), reference=Means(), lpips=pixel_distance
+    )
     assert all(torch.isfinite(value).all() for value in values.values())
 
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import gzip
+import io
 import struct
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from PIL import Image
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -48,4 +52,22 @@ def real_data() -> Path:
     folder = REPOSITORY.parent / "shared" / "data"
     if not (folder / "mnist").is_dir():
         pytest.skip("the real benchmark data is not beside this checkout")
+    return folder
+
+
+def png_bytes(pixels: NDArray[np.generic]) -> bytes:
+    """An array (H, W) or (H, W, 3) as a PNG file."""
+    buffer = io.BytesIO()
+    Image.fromarray(pixels.astype(np.uint8)).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+@pytest.fixture(scope="session")
+def real_cifar10(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The real CIFAR-10 in the files it is distributed in (three training batches), or a skip."""
+    prepare = REPOSITORY.parent / "shared" / "data" / "prepare"
+    if not prepare.is_file():
+        pytest.skip("the real benchmark data is not beside this checkout")
+    folder = tmp_path_factory.mktemp("prepared")
+    subprocess.run([sys.executable, prepare, folder, "cifar10"], check=True, capture_output=True)
     return folder

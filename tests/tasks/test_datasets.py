@@ -9,9 +9,10 @@ import pytest
 
 from fedveil.errors import FedveilError
 from fedveil.registry import datasets
-from fedveil.tasks.datasets.base import LoadedData, Part, data_root
+from fedveil.tasks.datasets.base import LoadedData, Part
 from fedveil.tasks.datasets.digits import Digits
 from fedveil.tasks.normalization import Normalization
+from fedveil.tasks.sources import data_root
 
 FILES = "train-images-idx3-ubyte.gz, train-labels-idx1-ubyte.gz, t10k-images-idx3-ubyte.gz, t10k-labels-idx1-ubyte.gz"
 

@@ -6,19 +6,28 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 
+from fedveil.clients.choose import why_not_stacked
 from fedveil.errors import FedveilError
 from fedveil.registry import models
+from fedveil.tasks.models.cnn import CNN
+from fedveil.tasks.models.convnet import ConvNet
 from fedveil.tasks.models.lenet import LeNet
 from fedveil.tasks.models.lenet5 import LeNet5
 from fedveil.tasks.models.mlp import MLP
-from fedveil.tasks.models.resnet18 import ResNet18, group_count
+from fedveil.tasks.models.norms import group_count
+from fedveil.tasks.models.resnet18 import ResNet18
 
 NARROW_RESNETS = [
     f"resnet18:width=4,norm={norm},activation={act}"
     for norm in ("batch", "group", "none")
     for act in ("relu", "sigmoid")
 ]
-SPECS = ["lenet", "lenet5", "lenet5:activation=tanh", "mlp", "mlp:hidden=[],activation=sigmoid", *NARROW_RESNETS]
+NARROW_CONVNETS = [f"convnet:width=4,norm={norm}" for norm in ("batch", "group", "none")]
+SPECS = [
+    *("lenet", "lenet5", "lenet5:activation=tanh", "mlp", "mlp:hidden=[],activation=sigmoid", "cnn", "cnn:kernel=5"),
+    *NARROW_RESNETS,
+    *NARROW_CONVNETS,
+]
 
 
 def size(model: nn.Module) -> int:
@@ -32,7 +41,7 @@ def test_scores_have_one_column_per_class(spec: str, shape: tuple[int, ...]) -> 
     assert model(torch.rand(2, *shape)).shape == (2, 7)
 
 
-@pytest.mark.parametrize("spec", ["lenet", "mlp", *NARROW_RESNETS])
+@pytest.mark.parametrize("spec", ["lenet", "mlp", "cnn", *NARROW_RESNETS])
 def test_digits_are_large_enough(spec: str) -> None:
     assert models.parse(spec).build((1, 8, 8), 10)(torch.rand(3, 1, 8, 8)).shape == (3, 10)
 
@@ -63,7 +72,7 @@ def test_lenet5_refuses_small_images_up_to_its_border() -> None:
     assert LeNet5().build((1, 12, 12), 10)(torch.rand(1, 1, 12, 12)).shape == (1, 10)
 
 
-@pytest.mark.parametrize("spec", ["lenet", "lenet5", "resnet18"])
+@pytest.mark.parametrize("spec", ["lenet", "lenet5", "resnet18", "convnet", "cnn"])
 def test_image_models_refuse_other_shapes(spec: str) -> None:
     with pytest.raises(FedveilError, match=r"takes images \(channels, height, width\)"):
         models.parse(spec).build((20,), 2)
@@ -74,6 +83,73 @@ def test_mlp_is_that_of_spm() -> None:
     assert size(MLP(hidden=()).build((5,), 2)) == 12
     with pytest.raises(FedveilError, match="hidden"):
         MLP(hidden=(0,))
+
+
+def shapes(model: nn.Module, images: Tensor) -> list[tuple[int, ...]]:
+    """What each convolution, pooling and linear layer gives, without the batch axis."""
+    found: list[tuple[int, ...]] = []
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d | nn.MaxPool2d | nn.Linear):
+            module.register_forward_hook(lambda _, __, output: found.append(tuple(output.shape[1:])))
+    model(images)
+    return found
+
+
+def test_convnet_is_that_of_inverting_gradients() -> None:
+    model = ConvNet().build((3, 32, 32), 10)
+    assert shapes(model, torch.rand(2, 3, 32, 32)) == [
+        *[(64, 32, 32), (128, 32, 32), (128, 32, 32), (256, 32, 32), (256, 32, 32), (256, 32, 32), (256, 10, 10)],
+        *[(256, 10, 10), (256, 10, 10), (256, 3, 3), (10,)],
+    ]
+    kinds = [type(module) for module in model]  # type: ignore[attr-defined]
+    block = [nn.Conv2d, nn.BatchNorm2d, nn.ReLU]
+    assert kinds == [*block * 6, nn.MaxPool2d, *block * 2, nn.MaxPool2d, nn.Flatten, nn.Linear]
+    assert model[-1].in_features == 36 * 64  # type: ignore[index, union-attr]
+    convolutions = 3 * 64 * 9 + 64 * 128 * 9 + 128 * 128 * 9 + 128 * 256 * 9 + 4 * 256 * 256 * 9
+    channels = 64 + 128 + 128 + 5 * 256  # each has a bias, and a scale and a shift of its norm
+    assert size(model) == convolutions + 3 * channels + 2304 * 10 + 10 == 2_904_970
+
+
+@pytest.mark.parametrize("side, features", [(9, 4), (28, 36), (64, 196), (224, 2304)])
+def test_convnet_adapts_its_linear_layer(side: int, features: int) -> None:
+    model = ConvNet(width=1).build((1, side, side), 5)
+    assert model[-1].in_features == features  # type: ignore[index, union-attr]
+    assert model(torch.rand(2, 1, side, side)).shape == (2, 5)
+
+
+def test_convnet_without_norm_tells_inputs_apart() -> None:
+    torch.manual_seed(0)
+    model = ConvNet(norm="none", width=16).build((3, 32, 32), 10)
+    assert model(torch.randn(8, 3, 32, 32)).std(0).mean() > 0.03
+
+
+def test_cnn_is_that_of_spm() -> None:
+    model = CNN().build((3, 32, 32), 10)
+    assert shapes(model, torch.rand(2, 3, 32, 32)) == [
+        *[(64, 32, 32), (64, 16, 16), (128, 16, 16), (128, 8, 8), (384,), (192,), (10,)]
+    ]
+    convolutions = (3 * 64 * 9 + 64) + (64 * 128 * 9 + 128)
+    assert size(model) == convolutions + (8192 * 384 + 384) + (384 * 192 + 192) + (192 * 10 + 10) == 3_297_610
+    assert size(CNN(kernel=5).build((3, 32, 32), 10)) == 3_297_610 + (3 * 64 + 64 * 128) * 16
+    with pytest.raises(FedveilError, match="kernel"):
+        CNN(kernel=4)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("spec, smallest", [("convnet", 9), ("cnn", 4)])
+def test_small_images_are_refused_up_to_the_border(spec: str, smallest: int) -> None:
+    less = smallest - 1
+    words = f"{spec} needs images of at least {smallest}×{smallest} pixels, got 40×{less}: try lenet or mlp"
+    with pytest.raises(FedveilError, match=words):
+        models.parse(spec).build((1, 40, less), 3)
+    shape = (1, smallest, smallest)
+    assert models.parse(spec).build(shape, 3)(torch.rand(2, *shape)).shape == (2, 3)
+
+
+@pytest.mark.parametrize("spec", ["cnn", "resnet18:width=4", *NARROW_CONVNETS])
+def test_clients_can_be_stacked(spec: str) -> None:
+    model = models.parse(spec).build((3, 32, 32), 10)
+    sample = torch.rand(4, 3, 32, 32), torch.arange(4)
+    assert why_not_stacked(model, functional.cross_entropy, sample) is None
 
 
 def test_resnet18_has_its_published_size() -> None:
@@ -87,6 +163,17 @@ def test_resnet18_stem_depends_on_the_image() -> None:
     assert not any(isinstance(module, nn.MaxPool2d) for module in small.modules())
     assert any(isinstance(module, nn.MaxPool2d) for module in large.modules())
     assert large(torch.rand(2, 3, 65, 65)).shape == (2, 2)
+
+
+@pytest.mark.parametrize("side, left", [(28, 4), (32, 4), (64, 8), (224, 7), (256, 8)])
+def test_resnet18_leaves_some_pixels_before_the_mean(side: int, left: int) -> None:
+    model = ResNet18(width=4).build((3, side, side), 10)
+    found: list[tuple[int, ...]] = []
+    model.blocks.register_forward_hook(lambda _, __, output: found.append(tuple(output.shape)))  # type: ignore[operator, union-attr]
+    assert model(torch.rand(2, 3, side, side)).shape == (2, 10)
+    assert found == [(2, 32, left, left)]
+    stem = model.stem[0]  # type: ignore[index]
+    assert (stem.kernel_size, stem.stride) == (((3, 3), (1, 1)) if side <= 64 else ((7, 7), (2, 2)))
 
 
 @pytest.mark.parametrize("width", [1, 3, 6, 16, 64, 96])

@@ -19,5 +19,5 @@ def test_data_sets_and_models_are_listed_without_torch() -> None:
     names, imported = json.loads(done.stdout)
     assert not imported
     assert {"digits", "mnist", "fashion-mnist"} <= names["data set"].keys()
-    assert {"lenet", "lenet5", "mlp", "resnet18"} <= names["model"].keys()
+    assert {"cnn", "convnet", "lenet", "lenet5", "mlp", "resnet18"} <= names["model"].keys()
     assert all(summary for kind in names.values() for summary in kind.values())

@@ -28,8 +28,9 @@ from fedveil.attacks.priors import mean_square, total_variation
 from fedveil.attacks.problem import Problem, Reconstruction
 from fedveil.attacks.tracking import Counter, Notes, Progress, better
 from fedveil.attacks.unrolled import after_steps, unrolled
+from fedveil.clients.compiling import compile_once, compiler_found
 from fedveil.clients.dropout import KeyedDropout
-from fedveil.clients.engine import BACKENDS, Backend, Engine, compile_once, compiler_found
+from fedveil.clients.engine import BACKENDS, Backend, Engine
 from fedveil.defenses.base import StepsBefore
 from fedveil.errors import FedveilError, unknown_name
 from fedveil.tree import Tree, per_client

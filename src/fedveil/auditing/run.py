@@ -16,6 +16,7 @@ from fedveil.attacks.base import Attack
 from fedveil.attacks.problem import LocalSteps, Reconstruction
 from fedveil.attacks.tracking import Progress
 from fedveil.auditing.attacking import Scene, problems_by_role, run_roles
+from fedveil.auditing.check import check
 from fedveil.auditing.costs import measure_cost
 from fedveil.auditing.outcome import Outcome
 from fedveil.auditing.provenance import provenance
@@ -30,8 +31,9 @@ from fedveil.defenses.chain import Chain
 from fedveil.errors import FedveilError
 from fedveil.federation.observers import Observer
 from fedveil.federation.probe import Probe, probe
-from fedveil.federation.run import Run, engine_for, federate
+from fedveil.federation.run import Run, dry_step, engine_for, federate
 from fedveil.federation.settings import Federation
+from fedveil.federation.steps import Plan
 from fedveil.leakage.floors import mean_image
 from fedveil.leakage.identified import candidates
 from fedveil.ledger.exposure import exposures
@@ -82,6 +84,8 @@ def audit(
     chain, chosen = _without_none(Chain.of(defense)), _attacks(attack)
     normalization = check(task, chain, chosen, federation, settings, train=train)
     tell = watch.stage or (lambda line: None)
+    engine = engine_for(task, federation, backend=backend, device=device)
+    dry_step(Plan(task, chain, federation, seed, engine, torch.device(device)))
 
     defended = undefended = None
     if train:
@@ -93,7 +97,6 @@ def audit(
             tell(f"training under {chain}")
             defended = federate(task, chain, recorded, folder=_sub(folder, "defended"), resume=resume, **common)
 
-    engine = engine_for(task, federation, backend=backend, device=device)
     probes = [
         _probe(task, chain, federation, settings, number, defended or undefended, engine, seed)
         for number in settings.rounds
@@ -174,78 +177,6 @@ def audit(
         ),
     )
     return Outcome(result, images)
-
-
-# ---- before long work starts -------------------------------------------------------------------------------
-
-
-def check(
-    task: Task, chain: Chain, chosen: list[Attack], federation: Federation, settings: Audit, *, train: bool
-) -> Normalization:
-    """Refuse what cannot work, in one line and before anything is trained; returns the images' normalization."""
-    chain.check_message(federation.message)
-    if not chosen:
-        raise FedveilError("an audit needs an attack: see `fedveil list attacks`")
-    if not settings.rounds or len(set(settings.rounds)) < len(settings.rounds):
-        raise FedveilError(
-            f"the attacked rounds must be named, each once (got {list(settings.rounds)}): 1, for example"
-        )
-    if settings.candidates < 2:
-        raise FedveilError("an image cannot be told from others with 1 candidate: use at least 2 (candidates)")
-    early, last = min(settings.rounds), max(settings.rounds)
-    if chain.defenses and early <= federation.warmup_rounds:
-        raise FedveilError(
-            f"round {early} is a warm-up round, without the defense: attack rounds after {federation.warmup_rounds}"
-        )
-    if last > 1 and not train:
-        raise FedveilError(f"round {last} cannot be attacked without training: attack round 1, or train")
-    if train and last > federation.rounds:
-        raise FedveilError(f"round {last} cannot be attacked: the federation trains {federation.rounds} rounds")
-    for each in chosen:
-        if each.choices().labels == "idlg" and settings.batch_size != 1:
-            raise FedveilError(f"{each.name} reads the label of a single example: use a batch of 1 (batch_size)")
-        if each.choices().labels == "optimized" and task.classes is None:
-            raise FedveilError(f"{each.name} optimizes labels, but the model's output is not one score per class")
-    if len(task.shape) != 3 or task.perturb is not None:
-        raise FedveilError(f"an audit scores images of shape (channels, height, width); these inputs are {task.shape}")
-    if settings.source == "clients":
-        _check_victims(task, settings)
-    if settings.source == "test" and chain.composes:
-        raise FedveilError(f"{chain} composes batches from a client's own data: attack with source 'clients'")
-    if settings.source == "test" and settings.victims * settings.batch_size >= len(task.test):
-        raise FedveilError(
-            f"{settings.victims} victims with {settings.batch_size} examples leave no test examples to tell them from: "
-            f"there are {len(task.test)}"
-        )
-    return task.normalization or _identity(task)
-
-
-def _check_victims(task: Task, settings: Audit) -> None:
-    """Victims are dealt out over the clients in turn: each must have enough examples of its own."""
-    for client, places in enumerate(task.clients):
-        batches = len(range(client, settings.victims, len(task.clients)))
-        if batches * settings.batch_size > len(places):
-            enough = min(len(each) // settings.batch_size for each in task.clients) * len(task.clients)
-            raise FedveilError(
-                f"client {client} has {len(places)} examples, too few for {batches} attacked batches of "
-                f"{settings.batch_size}: use at most {enough} victims, or smaller batches"
-                if enough
-                else f"client {client} has {len(places)} examples, too few for one attacked batch of "
-                f"{settings.batch_size}: use smaller batches"
-            )
-
-
-def _identity(task: Task) -> Normalization:
-    """The user's own images without a stated normalization are taken as pixels, if they can be."""
-    sample, _ = task.train.batch(list(range(min(256, len(task.train)))))
-    assert isinstance(sample, Tensor)  # checked: no parts
-    if float(sample.min()) < -1e-6 or float(sample.max()) > 1 + 1e-6:
-        raise FedveilError(
-            "the inputs are not pixels between 0 and 1, so pictures cannot be scored: give pixels and "
-            "normalization=Normalization(mean, std)"
-        )
-    channels = task.shape[0]
-    return Normalization((0.0,) * channels, (1.0,) * channels)
 
 
 # ---- the parts of an audit -----------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from fedveil.cli import data as data_command
 from fedveil.cli.display import Stopped, debugging, one_line, set_up_logging
 from fedveil.cli.options import Given, with_settings
 from fedveil.errors import FedveilError, unknown_name
@@ -28,6 +29,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.add_typer(data_command.app, name="data")
 
 
 def main() -> None:

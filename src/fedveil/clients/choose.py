@@ -19,7 +19,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from fedveil.clients.engine import BACKENDS, Backend, Engine, Loss, compiler_found
+from fedveil.clients.compiling import compiler_found
+from fedveil.clients.engine import BACKENDS, Backend, Engine, Loss
 from fedveil.errors import FedveilError, unknown_name
 from fedveil.files import write_atomically
 from fedveil.streams import Streams

@@ -8,8 +8,6 @@ that would change the answer.
 
 from __future__ import annotations
 
-import logging
-import types
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
@@ -18,13 +16,12 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, grad_and_value, vjp, vmap
 from torch.utils.hooks import RemovableHandle
 
+from fedveil.clients.compiling import compile_once, compiler_found
 from fedveil.clients.dropout import KeyedDropout, example_key, with_keyed_dropout
 from fedveil.errors import FedveilError
 from fedveil.streams import Streams
 from fedveil.tasks.inputs import Inputs, leaf, map_inputs, with_leaf
 from fedveil.tree import Tree
-
-log = logging.getLogger("fedveil")
 
 Backend = Literal["auto", "loop", "stacked", "compiled"]
 BACKENDS: tuple[Backend, ...] = ("auto", "loop", "stacked", "compiled")
@@ -333,59 +330,6 @@ class Engine:
             stacked = vmap(self._pure(kind), in_dims=dims, randomness="error")
             self._functions[key] = compile_once(stacked, kind) if compiled else stacked
         return self._functions[key]
-
-
-def compile_once(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """`torch.compile` of one function for one set of shapes, with a code object of its own.
-
-    Dynamo counts recompilations per code object, and every `vmap` in a process shares one: after a few models it
-    would silently stop compiling. A copy of the code object gives each function its own count, and `fullgraph`
-    turns a fall-back into an error; that error is told once and the function runs uncompiled from then on.
-    """
-
-    def call(*arguments: Any) -> Any:
-        return function(*arguments)
-
-    code = call.__code__.replace(co_name=f"fedveil_{name.split()[0]}")
-    own = types.FunctionType(code, call.__globals__, code.co_name, None, call.__closure__)
-    compiled = torch.compile(own, fullgraph=True, dynamic=False)
-    failed = False
-
-    def run(*arguments: Any) -> Any:
-        nonlocal failed
-        if not failed:
-            # A graph the compiler cannot handle is told in one line below; its own log runs to thousands.
-            noisy = logging.getLogger("torch._inductor")
-            level = noisy.level
-            noisy.setLevel(logging.CRITICAL + 1)
-            try:
-                return compiled(*arguments)
-            except Exception as error:  # the compiler's own errors share no base class
-                failed = True
-                log.warning("%s runs uncompiled: %s", name, str(error).strip().partition("\n")[0])
-            finally:
-                noisy.setLevel(level)
-        return function(*arguments)
-
-    return run
-
-
-_compiler: list[bool] = []
-
-
-def compiler_found() -> bool:
-    """Whether a C++ compiler is there; said once if not."""
-    if not _compiler:
-        from torch._inductor.cpp_builder import get_cpp_compiler
-
-        try:
-            get_cpp_compiler()
-            _compiler.append(True)
-        except Exception as error:  # torch raises InvalidCxxCompiler, a class that moved between releases
-            _compiler.append(False)
-            reason = str(error).strip().partition("\n")[0]
-            log.warning("no C++ compiler was found (%s): going on uncompiled; install g++ for speed", reason)
-    return _compiler[0]
 
 
 def _gradients(loss: Tensor, params: Row) -> Row:

@@ -73,6 +73,8 @@ class Defense:
     place: ClassVar[Place] = "gradient"
     of: ClassVar[tuple[Kind, ...]] = ("gradient", "weights", "delta")  # which messages it can protect
     state_scope: ClassVar[Literal["round", "run"]] = "round"
+    # Whether it looks at the data or the model beside the update; if so, it may undo an earlier defense's guarantee.
+    reads_data: ClassVar[bool] = True
     needs: ClassVar[frozenset[str]] = frozenset()  # "validation", "linear layer", ...
     paper: ClassVar[str] = ""
     promises: ClassVar[str] = "nothing formal"  # in a few words, for lists; `guarantee` has the sentence

@@ -20,6 +20,7 @@ class Clip(Defense):
     on the direction (cosine) does not need.
     """
 
+    reads_data = False
     weaknesses = ("The direction of the gradient, which is all that a cosine attack matches, is untouched.",)
     strength = Strength("norm", "down")
     norm: Positive = 1.0

@@ -22,6 +22,7 @@ class ClippedNoise(Defense):
     """
 
     of = ("gradient", "delta")  # the norm of whole weights is no measure of what a client adds
+    reads_data = False
     weaknesses = (
         "An attacker who knows the level of the noise leaves out the layers that drown in it.",
         "Every further update spends more: ε grows with the rounds.",

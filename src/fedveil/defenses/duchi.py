@@ -31,6 +31,7 @@ class Duchi(Defense):
     of = ("weights", "delta")
     paper = "Duchi, Jordan, Wainwright, Local privacy, data processing inequalities, and statistical minimax rates"
     promises = "ε-LDP of each entry, per round"
+    reads_data = False
     weaknesses = (
         "Every entry goes out with at least the size of the bound: few clients cannot average that away.",
         "Entries beyond the bound are cut, which biases them.",

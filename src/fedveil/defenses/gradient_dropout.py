@@ -31,6 +31,7 @@ class GradientDropout(Defense):
     """
 
     paper = "Sotthiwat et al., Safeguarding Federated Learning from Data Reconstruction Attacks via Gradient Dropout"
+    reads_data = False
     weaknesses = (
         "Kept entries go out exactly, times a known factor.",
         "Decoys of one spread stand out in layers whose gradients have another: see match_spread.",

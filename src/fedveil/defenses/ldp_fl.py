@@ -39,6 +39,7 @@ class LDPFL(Defense):
     of = ("weights", "delta")
     paper = "Sun et al., LDP-FL: Practical Private Aggregation in Federated Learning with Local Differential Privacy"
     promises = "ε-LDP of each entry within a range, per round"
+    reads_data = False
     weaknesses = (
         "Every entry goes out with at least the radius: few clients cannot average that away.",
         "With a fixed range, entries outside are cut, which biases them.",

@@ -26,6 +26,7 @@ class GradientMasking(Defense):
     """
 
     paper = "the gradient-masking baseline of FedEM"
+    reads_data = False
     weaknesses = (
         "Entries that are not zeroed go out exactly, and zeros give away which ones were.",
         "Views of the same data in several rounds fill each other's gaps.",

@@ -24,6 +24,7 @@ class AdditiveNoise(Defense):
     and recovered 4 to 7 dB less.
     """
 
+    reads_data = False
     weaknesses = ("Views of the same data in several rounds can be averaged.",)
     at: Literal["gradient", "upload"] = "gradient"
 

@@ -24,6 +24,7 @@ class NoiseAdd(Defense):
 
     place = "upload"
     paper = "Wu et al., Privacy-preserving federated learning based on noise addition (baseline of FedBARRE)"
+    reads_data = False
     weaknesses = (
         "Noise that scales with each layer drowns none: an attacker who weighs them by it uses them all.",
         "The noise shrinks with the update, so its size tells the size of the update.",

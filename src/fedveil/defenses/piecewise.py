@@ -32,6 +32,7 @@ class PM(Defense):
     of = ("weights", "delta")
     paper = "Wang et al., Collecting and analyzing multidimensional data with local differential privacy"
     promises = "ε-LDP of each entry, per round"
+    reads_data = False
     weaknesses = (
         "At a small ε the noise is many times the bound: few clients cannot average that away.",
         "Entries beyond the bound are cut, which biases them.",

@@ -25,6 +25,7 @@ class GradientPruning(Defense):
     """
 
     paper = "the gradient-pruning baseline of FedEM (Zhu et al., Deep Leakage from Gradients)"
+    reads_data = False
     weaknesses = (
         "The largest entries, which say most about the data, go out exactly.",
         "Zeros give away which entries were pruned, and that they are small.",

@@ -28,6 +28,7 @@ class SignCompression(Defense):
     """
 
     paper = "the sign-compression baseline of FedEM (Bernstein et al., signSGD)"
+    reads_data = False
     weaknesses = (
         "Signs alone keep most of the direction: the cosine to a Gaussian gradient is √(2/π) = 0.80.",
         "Entries that are exactly zero stay so, and give away inactive units.",

@@ -26,6 +26,7 @@ class SignMechanism(Defense):
     place = "upload"
     of = ("gradient", "weights", "delta")
     promises = "ε-LDP of each entry's sign, per round"
+    reads_data = False
     weaknesses = (
         "Sizes are not protected: |ω| goes out times a factor between 1 and C whose law is known.",
         "Only signs are covered: between entries of different sizes the likelihood ratio has no bound.",

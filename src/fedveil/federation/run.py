@@ -26,10 +26,11 @@ from fedveil.federation.observers import Observer
 from fedveil.federation.schedule import sampled_clients
 from fedveil.federation.server import Server
 from fedveil.federation.settings import Federation
-from fedveil.federation.steps import Plan
+from fedveil.federation.steps import Plan, group_step
 from fedveil.files import writable_folder
 from fedveil.tasks.inputs import map_inputs
 from fedveil.tasks.task import Task
+from fedveil.tree import Tree
 
 ROUNDS = {"fedsgd": fedsgd_round, "fedavg": fedavg_round}
 
@@ -77,6 +78,7 @@ def federate(
     engine = engine_for(task, settings, backend=backend, device=device, machinery=found[1] if found else None)
     plan = Plan(task, chain, settings, seed, engine, torch.device(device), tuple(observers))
     plan.check()
+    dry_step(plan)
     try:
         run = _train(plan, store, found[0] if found else None)
         for observer in plan.observers:
@@ -85,6 +87,15 @@ def federate(
     finally:
         for observer in plan.observers:
             observer.on_stop()
+
+
+def dry_step(plan: Plan) -> None:
+    """One client's first step for nothing: a defense that this model cannot run under says so before any training."""
+    places = {0: plan.task.clients[0][: plan.settings.batch_size]}
+    server = Server.start(plan)
+    data = plan.read(plan.task.train, list(places.values()))
+    params, buffers = Tree.expand(server.params, 1), server.buffers_of(plan, [0])
+    group_step(plan, plan.chain, server.states, [0], params, buffers, data, 0, 0)
 
 
 def _train(plan: Plan, store: Store | None, progress: Progress | None) -> Run:

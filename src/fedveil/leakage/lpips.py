@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedveil.errors import FedveilError, unknown_name
-from fedveil.tasks.datasets.base import data_root
+from fedveil.tasks.sources import data_root
 
 Net = Literal["vgg", "alex"]
 

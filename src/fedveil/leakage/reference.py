@@ -59,10 +59,14 @@ class SmallNet(nn.Module):
         )
         self.head = nn.Linear(64, classes)
 
+    def shrink(self, images: Tensor) -> Tensor:
+        """Pictures of at most 32 pixels a side; small ones as they are."""
+        fits = tuple(images.shape[-2:]) == self.size
+        return images if fits else functional.adaptive_avg_pool2d(images, self.size)
+
     def features(self, images: Tensor) -> Tensor:
-        if tuple(images.shape[-2:]) != self.size:
-            images = functional.adaptive_avg_pool2d(images, self.size)
-        found: Tensor = self.body(images)
+        """What the last layer sees of the images."""
+        found: Tensor = self.body(self.shrink(images))
         return found
 
     def forward(self, images: Tensor) -> Tensor:
@@ -105,20 +109,20 @@ def reference(task: Task, *, seed: int = 0) -> Reference:
     if task.classes is None or len(task.shape) != 3 or not isinstance(task.train.batch([0])[0], Tensor):
         raise FedveilError("a reference classifier needs images (channels, height, width) with one class each")
     chosen = generator(seed, "reference").permutation(len(task.train))[:EXAMPLES]
-    images, labels = _read(task.train.subset(torch.from_numpy(chosen)))
     channels, height, width = task.shape
     model = _fresh((channels, height, width), task.classes, seed)
+    images, labels = _read(task.train.subset(torch.from_numpy(chosen)), model)
     content = fingerprint([("images", images), ("labels", labels), ("classes", torch.tensor([task.classes, seed]))])
     path = cache_folder() / "reference" / f"{VERSION}-{content[:32]}.safetensors"
     # The accuracy is not kept: which examples are held out is not part of the key.
     if not _load(model, path):
         _train(model, images, labels, seed)
         _keep(model, path)
-    made = Reference(model.eval(), 0.0, len(labels))
-    held_out, expected = _read(task.test.subset(range(min(TEST_EXAMPLES, len(task.test)))))
-    accuracy = float((made.logits(held_out).argmax(1) == expected).double().mean())
+    held_out, expected = _read(task.test.subset(range(min(TEST_EXAMPLES, len(task.test)))), model)
+    with torch.no_grad():
+        accuracy = float((model(held_out).argmax(1) == expected).double().mean())
     log.info("reference classifier: accuracy %.3f, trained on %d examples", accuracy, len(labels))
-    return Reference(made.model, accuracy, made.examples)
+    return Reference(model.eval(), accuracy, len(labels))
 
 
 def _fresh(shape: tuple[int, int, int], classes: int, seed: int) -> SmallNet:
@@ -145,10 +149,10 @@ def _train(model: SmallNet, images: Tensor, labels: Tensor, seed: int) -> None:
             schedule.step()
 
 
-def _read(examples: Examples) -> tuple[Tensor, Tensor]:
-    images, labels = examples.batch(range(len(examples)))
-    assert isinstance(images, Tensor)  # checked: no parts
-    return images, labels
+def _read(examples: Examples, model: SmallNet) -> tuple[Tensor, Tensor]:
+    """The examples, made as small as the model does it: thousands of large pictures need not fit into memory."""
+    parts = [model.shrink(images) for images, _ in examples.batches() if isinstance(images, Tensor)]
+    return torch.cat(parts), examples.labels
 
 
 def _load(model: SmallNet, path: Path) -> bool:

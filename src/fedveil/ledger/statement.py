@@ -14,12 +14,6 @@ from fedveil.ledger.accountant import Spent, worst
 _PREFIX = "Formal guarantee: "
 # Ponomareva et al. 2023, "How to DP-fy ML": up to 10 is reasonable, beyond it there is weak to no protection.
 _WEAK, _NOTHING = 10.0, 50.0
-# These look at nothing but the update. What they do to a private update cannot take from its guarantee; others may
-# look at the data again.
-_ONLY_THE_UPDATE = frozenset(
-    {"none", "clip", "gaussian-noise", "laplace-noise", "dp-clip", "dp-gaussian", "dp-laplace", "cdp"}
-    | {"gradient-dropout", "gradient-masking", "gradient-pruning", "sign-compression"}
-)
 _LOW_BITS = (
     "The proof is about real numbers: in float32 the low bits of noisy numbers tell a little of what the noise was "
     "added to, and no ε covers that."
@@ -111,7 +105,7 @@ def _why_not(chain: Chain, place: int, guarantee: Guarantee, exposure: Exposure)
         if mixing:
             return f"{' and '.join(mixing)} before it may let one example act on the gradients of others"
     behind = order[[each is own for each in order].index(True) + 1 :]
-    later = [each.name for each in behind if each.name not in _ONLY_THE_UPDATE]
+    later = [each.name for each in behind if each.reads_data]
     return f"{' and '.join(later)} behind it may look at the data again" if later else ""
 
 

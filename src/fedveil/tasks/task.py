@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,8 @@ from fedveil.tasks.own_data import read_own_data
 from fedveil.tasks.partition import Partition, partitions
 from fedveil.tasks.randomness import derived_key
 from fedveil.tasks.splits import Parts, Split, read_split, splits
+
+logger = logging.getLogger(__name__)
 
 Buffers = Literal["shared", "local", "recalibrated"]
 
@@ -166,6 +169,8 @@ def task(
     spec = models.parse(model) if isinstance(model, str) else model
     source: DataSet = datasets.parse(name)
     data = source.load(None if data_root is None else Path(data_root))
+    if data.note:
+        logger.warning("%s: %s", source.name, data.note)
     module = spec if isinstance(spec, nn.Module) else build_model(spec, data.shape, data.classes, seed)
     parts = chosen_split.divide(data, seed)
     if limit is not None:

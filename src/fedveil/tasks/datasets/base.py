@@ -44,7 +44,7 @@ def pooled(parts: Sequence[Part]) -> Part:
     files = [part.images for part in parts if isinstance(part.images, ImageFiles)]
     if files:
         return Part(files[0].joined(files[1:]), labels)
-    return Part(np.concatenate([part.images for part in parts]), labels)  # type: ignore[misc]
+    return Part(np.concatenate([part.images for part in parts]), labels)
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,6 +132,10 @@ def _check(where: str, part: Part, classes: int, channels: int) -> None:
         wrong = int(labels.min() if labels.min() < 0 else labels.max())
         raise FedveilError(f"{where}: label {wrong} is out of range: there are {classes} classes, 0 to {classes - 1}")
     # NaN fails both comparisons, so this finds it too.
-    if not isinstance(images, ImageFiles) and images.dtype != np.uint8 and not (images.min() >= 0 and images.max() <= 1):
+    if (
+        not isinstance(images, ImageFiles)
+        and images.dtype != np.uint8
+        and not (images.min() >= 0 and images.max() <= 1)
+    ):
         found = "NaN" if np.isnan(images).any() else f"values from {images.min():g} to {images.max():g}"
         raise FedveilError(f"{where}: images contain {found}; pixels must be in [0, 1]")

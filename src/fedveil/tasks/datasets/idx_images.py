@@ -12,6 +12,7 @@ from fedveil.tasks.formats.idx import read_idx
 from fedveil.tasks.normalization import Normalization
 from fedveil.tasks.sources import IDX_FILES, find_files
 
+
 class IdxImages(DataSet):
     """Base of the sets that come as MNIST does. A subclass states its classes and channel statistics."""
 

@@ -13,7 +13,7 @@ import math
 import pickle
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -124,8 +124,10 @@ def _unknown(instruction: int) -> Callable[[Any], None]:
     return refuse
 
 
-class _Reader(pickle._Unpickler):  # type: ignore[name-defined, misc]  # the one in Python: its instructions can be chosen
+class _Reader(pickle._Unpickler):  # the one written in Python: its instructions can be chosen
     """Pickle's machine with few instructions. In the one in C, a number in the file can take all memory."""
+
+    stack: list[Any]
 
     def __init__(self, content: bytes) -> None:
         super().__init__(io.BytesIO(content), fix_imports=False, encoding="bytes")
@@ -151,9 +153,12 @@ class _Reader(pickle._Unpickler):  # type: ignore[name-defined, misc]  # the one
             raise _Refused("it changes something that is not an array")
         self.stack[-1].take(state)
 
-    dispatch = {code: _unknown(code) for code in range(256)}
-    dispatch |= {code[0]: pickle._Unpickler.dispatch[code[0]] for code in _INSTRUCTIONS}  # type: ignore[attr-defined]
-    dispatch |= {pickle.REDUCE[0]: call, pickle.BUILD[0]: tell}
+    dispatch: ClassVar[dict[int, Callable[[Any], None]]] = {
+        **{code: _unknown(code) for code in range(256)},
+        **{code[0]: pickle._Unpickler.dispatch[code[0]] for code in _INSTRUCTIONS},
+        pickle.REDUCE[0]: call,
+        pickle.BUILD[0]: tell,
+    }
 
 
 def _text(value: object) -> str:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from fedveil.errors import FedveilError
 
 LIMIT = 2**31  # bytes of one array; TissueMNIST, the largest set, has 130 MB
+BLOCK = 2**22
 HEADER = 4096  # bytes; headers in use have about a hundred
 RATIO = 1032  # deflate cannot shrink by more than this
 
@@ -56,10 +57,14 @@ def _member(archive: zipfile.ZipFile, path: Path, name: str, shape: tuple[int | 
             raise FedveilError(f"{where}: promises {needed:,} bytes of data, more than the {LIMIT:,} allowed")
         if header + needed != info.file_size or needed > info.compress_size * RATIO:
             raise FedveilError(f"{where}: promises {needed:,} bytes of data and does not hold them; get it again")
-        content = file.read(needed)
-        if len(content) != needed or file.read(1):  # reading to the end also compares the checksum
-            raise FedveilError(f"{where}: promises {needed:,} bytes of data and has {len(content):,}; get it again")
-    values = np.frombuffer(content, kind).reshape(found, order="F" if fortran else "C")
+        content = np.empty(needed, dtype=np.uint8)
+        filled = 0
+        while filled < needed and (block := file.read(min(needed - filled, BLOCK))):
+            content[filled : filled + len(block)] = np.frombuffer(block, np.uint8)
+            filled += len(block)
+        if filled != needed or file.read(1):  # reading to the end also compares the checksum
+            raise FedveilError(f"{where}: promises {needed:,} bytes of data and has {filled:,}; get it again")
+    values = content.view(kind).reshape(found, order="F" if fortran else "C")
     return values.astype(kind.newbyteorder("="), copy=False)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from fedveil.errors import FedveilError
 
@@ -28,7 +28,7 @@ def read_picture(path: Path, size: int, channels: int) -> NDArray[np.uint8]:
                 colors = image.convert("L" if channels == 1 else "RGB")
     except Image.DecompressionBombError:
         raise FedveilError(_too_large(path, "far more")) from None
-    except Image.UnidentifiedImageError:
+    except UnidentifiedImageError:
         raise FedveilError(f"{path}: not a picture in one of the formats {', '.join(FORMATS)}") from None
     except FedveilError:
         raise

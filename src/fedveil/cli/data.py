@@ -1,0 +1,156 @@
+"""`fedveil data`: which data sets are there, getting those that are not, and checking their files."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedveil.errors import FedveilError, unknown_name
+from fedveil.registry import datasets
+from fedveil.tasks.sources import SOURCES, Located, data_root, locate
+
+if TYPE_CHECKING:
+    from fedveil.tasks.fetch import Progress
+
+WITHOUT_FILES = {"digits": "comes with scikit-learn", "image-folder": "your own pictures: image-folder:path=FOLDER"}
+
+app = typer.Typer(help="Show, get and check the files of data sets.", no_args_is_help=True)
+Root = Annotated[
+    Path | None,
+    typer.Option(
+        "--data-root", metavar="FOLDER", help="Folder of the data files.", show_default="FEDVEIL_DATA"
+    ),
+]
+Names = Annotated[list[str], typer.Argument(metavar="NAME...", help="Data sets: see `fedveil data list`.")]
+
+
+@app.command("list")
+def _list(
+    root: Root = None,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+) -> None:
+    """Show which data sets are there, which are missing, and where their files are or belong."""
+    rows = [_row(name, root) for name in datasets.entries()]
+    if as_json:
+        print(json.dumps(rows, indent=1, ensure_ascii=False))
+        return
+    width = max(len(row["name"]) for row in rows)
+    for row in rows:
+        print(f"{row['name'].ljust(width)}  {row['state'].ljust(8)}  {row['where']}")
+
+
+@app.command("fetch")
+def _fetch(
+    names: Names, root: Root = None, quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False
+) -> None:
+    """Download data sets, each file checked against its published checksum. A stopped download goes on."""
+    from fedveil.tasks.fetch import fetch
+
+    for name in names:
+        _check_name(name)
+    for name in names:
+        if name not in SOURCES:
+            print(f"{name}: nothing to download: {WITHOUT_FILES.get(name, 'it says itself where its files are')}")
+            continue
+        with _bar(quiet) as progress:
+            came = fetch(name, SOURCES[name], root, progress)
+        there = locate(SOURCES[name], root)
+        print(f"{name}: {f'{len(came)} files' if came else 'was'} in {there.folder}")
+
+
+@app.command("check")
+def _check(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="Data sets; else all that are there.")
+    ] = None,
+    root: Root = None,
+) -> None:
+    """Read every file of the data sets that are there, and say of each set whether it is sound."""
+    for name in names or []:
+        _check_name(name)
+    chosen = names or [name for name in datasets.entries() if _readable(name, root)]
+    wrong = []
+    for name in chosen:
+        try:
+            print(f"{name}: {_checked(name, root)}")
+        except FedveilError as error:
+            wrong.append(name)
+            said = str(error)
+            print(said if said.startswith(f"{name}:") else f"{name}: {said}")
+    if wrong:
+        raise FedveilError(f"{len(wrong)} of {len(chosen)} data sets cannot be used: {', '.join(wrong)}")
+
+
+def _check_name(name: str) -> None:
+    if name not in datasets.entries():
+        raise unknown_name("data set", name, datasets.entries())
+
+
+def _row(name: str, root: Path | None) -> dict[str, str]:
+    if name not in SOURCES:
+        return {"name": name, "state": "-", "where": WITHOUT_FILES.get(name, "says itself where its files are")}
+    there = locate(SOURCES[name], root)
+    if there.complete:
+        return {"name": name, "state": "there", "where": f"{there.folder}{_partly(name, there)}"}
+    get = f"`fedveil data fetch {name}`" if SOURCES[name].remotes else SOURCES[name].how
+    place = there.folder if there.found else data_root(root) / SOURCES[name].folders[0]
+    return {"name": name, "state": "missing", "where": f"{', '.join(there.missing)} in {place}: {get}"}
+
+
+def _partly(name: str, there: Located) -> str:
+    lacking = [stem for stem in SOURCES[name].optional if stem not in there.found]
+    return f" (without {', '.join(lacking)})" if lacking else ""
+
+
+def _readable(name: str, root: Path | None) -> bool:
+    return name == "digits" or (name in SOURCES and locate(SOURCES[name], root).complete)
+
+
+def _checked(name: str, root: Path | None) -> str:
+    """What a set holds, after it was read whole."""
+    from fedveil.tasks.fetch import matches
+    from fedveil.tasks.image_files import ImageFiles
+
+    data = datasets.build(name).load(root)
+    for part in data.parts.values():
+        if isinstance(part.images, ImageFiles):
+            for place in range(len(part)):
+                part.images.read(place)
+    facts = [" + ".join(f"{len(part):,}" for part in data.parts.values()) + " images", "×".join(map(str, data.shape))]
+    if data.note:
+        facts.append(data.note)
+    source = SOURCES.get(name)
+    if source is not None and source.remotes and not source.archive:
+        paths = {path.name: path for path in locate(source, root).found.values()}
+        known = [remote for remote in source.remotes if remote.file in paths]
+        same = sum(matches(paths[remote.file], remote.digest) for remote in known)
+        facts.append("files as published" if same == len(source.remotes) else "not byte for byte the published files")
+    return f"sound: {', '.join(facts)}"
+
+
+@contextmanager
+def _bar(quiet: bool) -> Iterator[Progress | None]:
+    """A progress bar on a terminal, else nothing."""
+    if quiet or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, TaskID, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+        rows: dict[str, TaskID] = {}
+
+        def show(file: str, done: int, total: int | None) -> None:
+            if file not in rows:
+                rows[file] = bar.add_task(file, total=total)
+            bar.update(rows[file], completed=done, total=total)
+
+        yield show

@@ -1,0 +1,65 @@
+"""`torch.compile`, used so that it neither falls back silently nor fails a run."""
+
+from __future__ import annotations
+
+import logging
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+log = logging.getLogger("fedveil")
+
+
+def compile_once(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """`torch.compile` of one function for one set of shapes, with a code object of its own.
+
+    Dynamo counts recompilations per code object, and every `vmap` in a process shares one: after a few models it
+    would silently stop compiling. A copy of the code object gives each function its own count, and `fullgraph`
+    turns a fall-back into an error; that error is told once and the function runs uncompiled from then on.
+    """
+
+    def call(*arguments: Any) -> Any:
+        return function(*arguments)
+
+    code = call.__code__.replace(co_name=f"fedveil_{name.split()[0]}")
+    own = types.FunctionType(code, call.__globals__, code.co_name, None, call.__closure__)
+    compiled = torch.compile(own, fullgraph=True, dynamic=False)
+    failed = False
+
+    def run(*arguments: Any) -> Any:
+        nonlocal failed
+        if not failed:
+            # A graph the compiler cannot handle is told in one line below; its own log runs to thousands.
+            noisy = logging.getLogger("torch._inductor")
+            level = noisy.level
+            noisy.setLevel(logging.CRITICAL + 1)
+            try:
+                return compiled(*arguments)
+            except Exception as error:  # the compiler's own errors share no base class
+                failed = True
+                log.warning("%s runs uncompiled: %s", name, str(error).strip().partition("\n")[0])
+            finally:
+                noisy.setLevel(level)
+        return function(*arguments)
+
+    return run
+
+
+_compiler: list[bool] = []
+
+
+def compiler_found() -> bool:
+    """Whether a C++ compiler is there; said once if not."""
+    if not _compiler:
+        from torch._inductor.cpp_builder import get_cpp_compiler
+
+        try:
+            get_cpp_compiler()
+            _compiler.append(True)
+        except Exception as error:  # torch raises InvalidCxxCompiler, a class that moved between releases
+            _compiler.append(False)
+            reason = str(error).strip().partition("\n")[0]
+            log.warning("no C++ compiler was found (%s): going on uncompiled; install g++ for speed", reason)
+    return _compiler[0]
