@@ -150,6 +150,7 @@ class Result(Document):
     verdict: Verdict
     rows: list[Row]
     identified_among: int  # candidates per victim in `identified`
+    judges: list[str] = []  # networks that compared the pictures: how they were made, how good they are
     cost: Cost
     attacks: list[AttackRun]
     assumptions: list[Assumption]

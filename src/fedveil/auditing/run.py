@@ -18,6 +18,7 @@ from fedveil.attacks.tracking import Progress
 from fedveil.auditing.attacking import Scene, problems_by_role, run_roles
 from fedveil.auditing.check import check
 from fedveil.auditing.costs import measure_cost
+from fedveil.auditing.judges import compared_by
 from fedveil.auditing.outcome import Outcome
 from fedveil.auditing.provenance import provenance
 from fedveil.auditing.result import AttackRun, Images, Result, Role, Row
@@ -86,6 +87,7 @@ def audit(
     tell = watch.stage or (lambda line: None)
     engine = engine_for(task, federation, backend=backend, device=device)
     dry_step(Plan(task, chain, federation, seed, engine, torch.device(device)))
+    classifier, distance, judges = compared_by(task, settings)
 
     defended = undefended = None
     if train:
@@ -101,7 +103,7 @@ def audit(
         _probe(task, chain, federation, settings, number, defended or undefended, engine, seed)
         for number in settings.rounds
     ]
-    truths = _truths(task, probes, settings, normalization, seed)
+    truths = replace(_truths(task, probes, settings, normalization, seed), reference=classifier, lpips=distance)
     images = _images(truths)
     rows: list[Row] = []
     runs: list[AttackRun] = []
@@ -162,6 +164,7 @@ def audit(
         verdict=verdict,
         rows=rows,
         identified_among=among,
+        judges=judges,
         cost=cost,
         attacks=runs,
         assumptions=assumptions(task, chain, chosen, federation, settings),

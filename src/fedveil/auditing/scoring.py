@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +15,7 @@ from fedveil.leakage.assignment import assign, reorder
 from fedveil.leakage.catalog import METRICS
 from fedveil.leakage.intervals import Interval, bootstrap
 from fedveil.leakage.metrics import ssim, to_pixels
-from fedveil.leakage.score import gray_gaps, score
+from fedveil.leakage.score import Classifier, gray_gaps, score
 from fedveil.tasks.normalization import Normalization
 
 MARKS = ("1/3", "2/3", "all")  # of the attack's steps, where SSIM is noted too
@@ -31,6 +31,8 @@ class Truths:
     distractors: Tensor  # (V·B, M, C, H, W)
     mean_image: Tensor  # (C, H, W)
     normalization: Normalization
+    reference: Classifier | None = None  # adds the metrics that compare what pictures show
+    lpips: Callable[[Tensor, Tensor], Tensor] | None = None
 
     @property
     def groups(self) -> list[int]:
@@ -70,6 +72,8 @@ def score_attack(
             truths.normalization.mean,
             truths.normalization.std,
             truths.distractors,
+            reference=truths.reference,
+            lpips=truths.lpips,
             iterates=iterates,
             attack_loss=outcome.cost.repeat_interleave(size),
             prior_ssim=prior,
@@ -94,6 +98,8 @@ def score_given(role: Role, inputs: Tensor, truths: Truths, images: Images) -> R
         truths.normalization.mean,
         truths.normalization.std,
         truths.distractors,
+        reference=truths.reference,
+        lpips=truths.lpips,
         prior_ssim=prior,
     )
     images.reconstructions[("", role)] = _pictures(pictures, truths.normalization)

@@ -22,5 +22,7 @@ class Audit:
     local_steps: Literal["unrolled", "pseudo-gradient"] = "unrolled"  # how FedAvg updates are attacked
     attackers: Literal["both", "naive", "adaptive"] = "both"
     candidates: Count = 100  # the original and its distractors, for `identified`
+    reference: Literal["trained", "none"] = "trained"  # compare by a classifier of the task's own data, too
+    lpips: Literal["none", "alex", "vgg"] = "none"  # needs weight files, see `fedveil.leakage.lpips`
     exposed_above: Probability = 0.5  # "exposed" where the interval of `identified` lies above this
     smallest_gain: NonNegative = 0.0  # by how much `identified` must beat the floor to count as a leak

@@ -23,9 +23,7 @@ WITHOUT_FILES = {"digits": "comes with scikit-learn", "image-folder": "your own 
 app = typer.Typer(help="Show, get and check the files of data sets.", no_args_is_help=True)
 Root = Annotated[
     Path | None,
-    typer.Option(
-        "--data-root", metavar="FOLDER", help="Folder of the data files.", show_default="FEDVEIL_DATA"
-    ),
+    typer.Option("--data-root", metavar="FOLDER", help="Folder of the data files.", show_default="FEDVEIL_DATA"),
 ]
 Names = Annotated[list[str], typer.Argument(metavar="NAME...", help="Data sets: see `fedveil data list`.")]
 

@@ -161,6 +161,16 @@ SETTINGS = (
         "audit",
     ),
     Setting(
+        "audit.reference",
+        "--reference",
+        "text",
+        "trained: compare by a classifier of the task's own data, too; none.",
+        AUDIT,
+        "trained",
+        "audit",
+    ),
+    Setting("audit.lpips", "--lpips", "text", "none, alex or vgg; needs weight files.", AUDIT, "none", "audit"),
+    Setting(
         "audit.exposed_above",
         "--exposed-above",
         "number",

@@ -8,10 +8,10 @@ from typing import Any
 
 import safetensors.torch
 
+from fedveil.auditing.check import check as check_audit
 from fedveil.auditing.outcome import Outcome
 from fedveil.auditing.result import load_result
 from fedveil.auditing.run import Watch, audit
-from fedveil.auditing.run import check as check_audit
 from fedveil.cli.config import Config
 from fedveil.cli.display import Display
 from fedveil.cli.folder import CONFIG, Claim, claim

@@ -95,7 +95,7 @@ def dry_step(plan: Plan) -> None:
     server = Server.start(plan)
     data = plan.read(plan.task.train, list(places.values()))
     params, buffers = Tree.expand(server.params, 1), server.buffers_of(plan, [0])
-    group_step(plan, plan.chain, server.states, [0], params, buffers, data, 0, 0)
+    group_step(plan, plan.chain, server.states, [0], params, buffers, data, plan.settings.warmup_rounds + 1, 0)
 
 
 def _train(plan: Plan, store: Store | None, progress: Progress | None) -> Run:
