@@ -37,7 +37,8 @@ def as_python2(count: int = 3) -> bytes:
         + b"K\x01("
         + b"K"
         + bytes([count])
-        + b"M\x00\x0ctq\x07cnumpy\ndtype\nq\x08(U\x02u1K\x00K\x01tq\x09Rq\x0a(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
+        + b"M\x00\x0ctq\x07cnumpy\ndtype\nq\x08(U\x02u1K\x00K\x01tq\x09Rq\x0a"
+        + b"(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
         + b"\x89T"
         + struct.pack("<i", len(raw))
         + raw
@@ -106,7 +107,7 @@ def test_a_pickle_that_runs_code_does_not(tmp_path: Path, protocol: int, inside:
     [
         pickle.dumps(Runs(eval, "1"), protocol=2),
         pickle.dumps(np.random.default_rng, protocol=2),
-        b"\x80\x02cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\nJ\xff\xff\xff\x7f\x85U\x01btR.",  # a huge array
+        b"\x80\x02cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\nJ\xff\xff\xff\x7f\x85U\x01btR.",  # huge
         b"\x80\x02cnumpy\ndtype\nU\x01O\x85R.",  # of objects
         b"\x80\x02cnumpy\nndarray\n)\x81.",  # makes an instance in another way
         b"\x80\x02cnumpy\nndarray\n)R.",
@@ -123,6 +124,7 @@ def test_a_pickle_that_runs_code_does_not(tmp_path: Path, protocol: int, inside:
         b"\x1f\x8b",
         pickle.dumps([1], protocol=2),
     ],
+    ids=range(18),
 )
 def test_everything_else_is_refused_in_one_line(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a").write_bytes(content)
@@ -170,7 +172,7 @@ def test_no_training_batch_or_no_test_batch_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FedveilError, match=r"none of data_batch_1 to data_batch_5.*fedveil data fetch cifar10"):
         datasets.build("cifar10").load(tmp_path / "a")
     write(tmp_path / "b" / "cifar10", 1, test=False)
-    with pytest.raises(FedveilError, match="no test_batch in .*cifar10"):
+    with pytest.raises(FedveilError, match=r"no test_batch in .*cifar10"):
         datasets.build("cifar10").load(tmp_path / "b")
 
 

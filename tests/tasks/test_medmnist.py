@@ -88,7 +88,7 @@ def test_several_labels_per_image(tmp_path: Path) -> None:
     assert np.array_equal(np.sum(label_table(made), 0), held["train_labels"].sum(0))
     pooled = task("chestmnist", model="mlp:hidden=[4]", data_root=tmp_path, split="80/10/10")
     assert len(pooled.train) + len(pooled.test) + len(pooled.validation or ()) == 44
-    with pytest.raises(FedveilError, match="dirichlet divides by class.*use iid"):
+    with pytest.raises(FedveilError, match=r"dirichlet divides by class.*use iid"):
         task("chestmnist", model="mlp:hidden=[4]", data_root=tmp_path, partition="dirichlet")
 
 
@@ -143,6 +143,7 @@ HUGE = 10**12
         (b"", "not an array: it starts with nothing"),
         (b"\x93NUMPY\x01\x00", "cut short or damaged"),
     ],
+    ids=range(15),
 )
 def test_hostile_arrays_get_one_line(tmp_path: Path, content: bytes, line: str) -> None:
     path = zipped(tmp_path / "a.npz", a=content)
@@ -200,7 +201,7 @@ def test_an_array_that_is_not_there_is_named(tmp_path: Path) -> None:
     held = arrays("breastmnist")
     del held["val_labels"]
     save(tmp_path, "breastmnist", held)
-    with pytest.raises(FedveilError, match="has no array val_labels; it holds train_images, train_labels"):
+    with pytest.raises(FedveilError, match="has no array val_labels; it holds 'train_images', 'train_labels'"):
         datasets.build("breastmnist").load(tmp_path)
     labels = np.full((30, 14), 2, np.uint8)
     save(tmp_path, "chestmnist", arrays("chestmnist", train_labels=labels))

@@ -63,8 +63,9 @@ def test_dirichlet_is_disjoint_and_complete_or_says_why(
     partition = Dirichlet(alpha=alpha)
     try:
         parts = partition.assign(torch.tensor(labels), clients, seed)
-    except FedveilError as error:
-        assert "fewer clients" in str(error)
+    except FedveilError:
+        # Only where it is hard: some client would have had nothing, in a hundred draws.
+        assert clients > len(labels) / 20 or alpha < 1
         return
     assert len(parts) == clients
     assert complete(parts, len(labels))
@@ -125,7 +126,7 @@ def test_uneven_partitions_follow_their_seed(partition: Partition) -> None:
 def test_every_client_has_as_many_as_asked_for_or_there_is_one_line() -> None:
     parts = Dirichlet(alpha=0.5, least=50).assign(LABELS, 4, 0)
     assert min(map(len, parts)) >= 50
-    with pytest.raises(FedveilError, match="alpha=0.01 leaves one of 100 clients with fewer than 1 of 1000 examples"):
+    with pytest.raises(FedveilError, match=r"alpha=0.01 leaves one of 100 clients with fewer than 1 of 1000 examples"):
         Dirichlet(alpha=0.01).assign(LABELS, 100, 0)
 
 

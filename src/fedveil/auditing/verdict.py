@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedveil.auditing.result import Cost, Estimate, Role, Row, Status, Verdict
+from fedveil.auditing.result import Cost, Role, Row, Status, Verdict
 from fedveil.leakage.floors import better_floor
 from fedveil.leakage.intervals import Interval, paired
 
@@ -63,20 +63,17 @@ _FLOOR_WORDS = {"noise-floor": "floor of noise in place of the update", "mean-fl
 
 def _leakage(rows: list[Row], lead: Row, ceiling: Row, floor: Row, among: int) -> str:
     chance = f"chance {_percent(1 / among)}, {_FLOOR_WORDS[floor.role]} {_percent(floor.metrics['identified'].mean)}"
-    undefended = _share(ceiling.metrics["identified"])
+    undefended = _share(ceiling)
     knows, does_not = _row(rows, "adaptive", lead.attack), _row(rows, "naive", lead.attack)
     if knows is None and does_not is None:
-        return f"No defense: an attacker recognizes {undefended} of the images ({chance})."
+        return f"No defense: an attacker recognizes {undefended} of the images; {chance}."
     if knows is not None and does_not is not None:
         return (
-            f"An attacker who knows the defense recognizes {_share(knows.metrics['identified'])} of the images, one "
-            f"who does not {_share(does_not.metrics['identified'])} ({chance}). Undefended: {undefended}."
+            f"An attacker who knows the defense recognizes {_share(knows)} of the images, one who does not "
+            f"{_share(does_not)}; undefended: {undefended}; {chance}."
         )
     who = "who knows the defense" if knows is not None else "who does not know the defense"
-    return (
-        f"An attacker {who} recognizes {_share(lead.metrics['identified'])} of the images ({chance}). "
-        f"Undefended: {undefended}."
-    )
+    return f"An attacker {who} recognizes {_share(lead)} of the images; undefended: {undefended}; {chance}."
 
 
 def _cost(cost: Cost) -> str:
@@ -115,8 +112,11 @@ def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
-def _share(estimate: Estimate) -> str:
-    return f"{100 * estimate.mean:.0f} % [{100 * estimate.low:.0f}–{100 * estimate.high:.0f}]"
+def _share(row: Row) -> str:
+    """How many a row identifies, and how near it comes: a blurred picture can be recognized too."""
+    share = row.metrics["identified"]
+    interval = f"[{100 * share.low:.0f}–{100 * share.high:.0f}]"
+    return f"{100 * share.mean:.0f} % {interval} (at {row.metrics['psnr'].mean:.1f} dB)"
 
 
 def _points(interval: Interval) -> str:

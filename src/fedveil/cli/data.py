@@ -20,10 +20,15 @@ if TYPE_CHECKING:
 
 WITHOUT_FILES = {"digits": "comes with scikit-learn", "image-folder": "your own pictures: image-folder:path=FOLDER"}
 
-app = typer.Typer(help="Show, get and check the files of data sets.", no_args_is_help=True)
+app = typer.Typer(help="Show, get and check the files of data sets.")
 Root = Annotated[
     Path | None,
-    typer.Option("--data-root", metavar="FOLDER", help="Folder of the data files.", show_default="FEDVEIL_DATA"),
+    typer.Option(
+        "--data-root",
+        metavar="FOLDER",
+        help="Folder of the data files.",
+        show_default="FEDVEIL_DATA or ~/.cache/fedveil",
+    ),
 ]
 Names = Annotated[list[str], typer.Argument(metavar="NAME...", help="Data sets: see `fedveil data list`.")]
 
@@ -59,7 +64,8 @@ def _fetch(
         with _bar(quiet) as progress:
             came = fetch(name, SOURCES[name], root, progress)
         there = locate(SOURCES[name], root)
-        print(f"{name}: {f'{len(came)} files' if came else 'was'} in {there.folder}")
+        done = f"{len(came)} file{'s' * (len(came) > 1)}" if came else "was there already,"
+        print(f"{name}: {done} in {there.folder}")
 
 
 @app.command("check")

@@ -29,6 +29,7 @@ class Bar:
     role: Role
     who: str
     share: str
+    beside: str  # how near the pictures come, and how many are recognized by their features
     bar: Markup
 
 
@@ -117,8 +118,19 @@ def strip(result: Result) -> list[Bar]:
         row = beside(result, role)
         estimate = row.metrics.get("identified") if row else None
         share = "not tried" if row is None else "not measured" if estimate is None else words.percent(estimate)
-        bars.append(Bar(role, words.ROLES[role], share, interval_bar(estimate, role, chance)))
+        bars.append(Bar(role, words.ROLES[role], share, _beside(row), interval_bar(estimate, role, chance)))
     return bars
+
+
+def _beside(row: Row | None) -> str:
+    """Two more numbers of a row: pixels alone can recognize a picture that shows nothing to the eye."""
+    parts = []
+    if row is not None and "psnr" in row.metrics:
+        parts.append(f"{words.number(row.metrics['psnr'].mean, 1)}{words.SPACE}dB")
+    if row is not None and "identified_features" in row.metrics:
+        share = row.metrics["identified_features"].mean
+        parts.append(f"{words.number(100 * share, 0)}{words.SPACE}% by features")
+    return ", ".join(parts)
 
 
 def grid(result: Result, images: Images) -> Grid:

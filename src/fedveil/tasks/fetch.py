@@ -30,8 +30,8 @@ Progress = Callable[[str, int, int | None], None]  # file, bytes so far, bytes i
 class Patience:
     """How often a broken connection is tried again, and how long it is waited for."""
 
-    attempts: int = 8
-    pause: float = 1.0  # seconds before the second attempt; doubles up to half a minute
+    attempts: int = 5
+    pause: float = 1.0  # seconds before the second attempt; doubles
     timeout: float = 30.0
 
 
@@ -74,7 +74,7 @@ def download(remote: Remote, folder: Path, progress: Progress | None = None, pat
     why = ""
     for attempt in range(patience.attempts):
         if attempt:
-            time.sleep(min(patience.pause * 2 ** (attempt - 1), 30))
+            time.sleep(patience.pause * 2 ** (attempt - 1))
         try:
             if _receive(remote, part, progress, patience.timeout):
                 break

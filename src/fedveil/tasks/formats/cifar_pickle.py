@@ -135,7 +135,7 @@ class _Reader(pickle._Unpickler):  # the one written in Python: its instructions
     def find_class(self, module: str, name: str) -> Any:
         """One of the four known names."""
         if (module, name) not in _NAMES:
-            raise _Refused(f"it asks for {module}.{name}"[:120])
+            raise _Refused(f"it asks for {f'{module}.{name}'!r:.100}")
         return _NAMES[module, name]
 
     def call(self) -> None:

@@ -42,7 +42,7 @@ def _member(archive: zipfile.ZipFile, path: Path, name: str, shape: tuple[int | 
     try:
         info = archive.getinfo(f"{name}.npy")
     except KeyError:
-        there = ", ".join(each.removesuffix(".npy") for each in archive.namelist()[:12]) or "nothing"
+        there = ", ".join(f"{each.removesuffix('.npy')!r:.40}" for each in archive.namelist()[:12]) or "nothing"
         raise FedveilError(f"{path}: has no array {name}; it holds {there}") from None
     with archive.open(info) as file:
         kind, fortran, found, header = _header(file, where)

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedveil.registry import datasets
+from fedveil.tasks.sources import SOURCES, Remote, Source
+from journeys.console import refused
+
+PROBE = """
+import sys
+from fedveil.cli.main import run
+code = run(sys.argv[1:])
+heavy = sorted(name for name in ("torch", "sklearn", "scipy", "numpy", "PIL") if name in sys.modules)
+sys.exit(f"imported {heavy}" if heavy else code)
+"""
+
+
+def breast(folder: Path, labels: int = 2) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    held = {}
+    for part, count in (("train", 9), ("val", 3), ("test", 4)):
+        held[f"{part}_images"] = np.arange(count * 784, dtype=np.uint8).reshape(count, 28, 28)
+        held[f"{part}_labels"] = np.arange(count, dtype=np.uint8)[:, None] % labels
+    np.savez_compressed(folder / "breastmnist.npz", **held)
+    return folder / "breastmnist.npz"
+
+
+def test_the_list_comes_without_torch(tmp_path: Path) -> None:
+    arguments = ["data", "list", "--data-root", str(tmp_path)]
+    done = subprocess.run([sys.executable, "-c", PROBE, *arguments], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [line.split()[0] for line in done.stdout.splitlines()] == list(datasets.entries())
+
+
+def test_the_list_says_what_is_there_and_what_is_missing(fedveil, tmp_path: Path) -> None:
+    breast(tmp_path / "medmnist")
+    rows = {row["name"]: row for row in json.loads(fedveil("data", "list", "--json", "--data-root", tmp_path).out)}
+    assert rows["breastmnist"] == {"name": "breastmnist", "state": "there", "where": str(tmp_path / "medmnist")}
+    assert rows["cifar100"]["state"] == "missing"
+    assert rows["cifar100"]["where"].startswith(f"train, test, meta in {tmp_path / 'cifar-100-python'}: `fedveil data")
+    assert "nihcc" in rows["nih-chestxray"]["where"]
+    assert rows["digits"]["state"] == "-"
+    (tmp_path / "cifar10").mkdir()
+    (tmp_path / "cifar10" / "test_batch").touch()
+    (tmp_path / "cifar10" / "data_batch_2").touch()
+    shown = fedveil("data", "list", "--data-root", tmp_path).out
+    assert f"{tmp_path / 'cifar10'} (without data_batch_1, data_batch_3, data_batch_4, data_batch_5)" in shown
+
+
+def test_check_reads_what_is_there(fedveil, tmp_path: Path) -> None:
+    path = breast(tmp_path)
+    said = fedveil("data", "check", "--data-root", tmp_path)
+    assert said.code == 0
+    assert said.out.splitlines() == [
+        "breastmnist: sound: 9 + 3 + 4 images, 1×28×28, not byte for byte the published files",
+        "digits: sound: 1,437 + 360 images, 1×8×8",
+    ]
+    path.write_bytes(path.read_bytes()[:-100])
+    said = fedveil("data", "check", "--data-root", tmp_path)
+    assert said.code == 2
+    assert said.out.splitlines()[0].startswith(f"breastmnist: {path}: cut short or damaged")
+    assert said.err == "fedveil: 1 of 2 data sets cannot be used: breastmnist\n"
+
+
+def test_check_of_a_named_set_that_is_missing(fedveil, tmp_path: Path) -> None:
+    said = fedveil("data", "check", "mnist", "--data-root", tmp_path)
+    assert said.code == 2
+    assert said.out.startswith("mnist: no train-images-idx3-ubyte.gz")
+    breast(tmp_path, labels=3)
+    assert "label 2 is out of range" in fedveil("data", "check", "breastmnist", "--data-root", tmp_path).out
+
+
+def test_fetch(fedveil, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tasks.web import Web, serving
+
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    content = breast(tmp_path / "elsewhere").read_bytes()
+    with serving(Web({"breastmnist.npz": content})) as web:
+        digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
+        remote = Remote(f"{web.url}/breastmnist.npz?download=1", "breastmnist.npz", digest)
+        source = Source(("medmnist", "."), ("breastmnist.npz",), (remote,))
+        monkeypatch.setitem(SOURCES, "breastmnist", source)
+        root = tmp_path / "root"
+        said = fedveil("data", "fetch", "breastmnist", "digits", "--data-root", root)
+        assert (said.code, said.err) == (0, "")
+        assert said.out.splitlines() == [
+            f"breastmnist: 1 file in {root / 'medmnist'}",
+            "digits: nothing to download: comes with scikit-learn",
+        ]
+        assert fedveil("data", "fetch", "breastmnist", "--data-root", root).out.startswith("breastmnist: was there")
+        assert len(web.asked) == 1
+    assert "files as published" in fedveil("data", "check", "breastmnist", "--data-root", root).out
+
+
+def test_wrong_names_and_sets_without_a_source_get_one_line(fedveil, tmp_path: Path) -> None:
+    refused(fedveil("data"), "Missing command")
+    refused(fedveil("data", "fetch", "cifar"), "unknown data set 'cifar'", "cifar10")
+    refused(fedveil("data", "check", "mnits"), "did you mean 'mnist'")
+    refused(fedveil("data", "fetch", "nih-chestxray", "--data-root", tmp_path), "no source with a published checksum")
