@@ -40,6 +40,8 @@ def check(
             raise FedveilError(f"{each.name} reads the label of a single example: use a batch of 1 (batch_size)")
         if each.choices().labels == "optimized" and task.classes is None:
             raise FedveilError(f"{each.name} optimizes labels, but the model's output is not one score per class")
+    if task.labels is not None:
+        raise FedveilError("an audit needs one class per image; this task has several labels per image (train works)")
     if len(task.shape) != 3 or task.perturb is not None:
         raise FedveilError(f"an audit scores images of shape (channels, height, width); these inputs are {task.shape}")
     if settings.source == "clients":

@@ -141,7 +141,7 @@ def _show_run(run: Run, place: Claim, config: Config) -> None:
         print(json.dumps({**_summary(run), "out": str(place.path), "model": model}, indent=1))
         return
     stopped = ", stopped early" if run.early_stopped else ""
-    accuracy = "" if run.utility.test is None else f": test accuracy {run.utility.test:.1%}"
+    accuracy = "" if run.utility.test is None else f": test {run.utility.metric} {run.utility.test:.1%}"
     print(f"Round {run.chosen_round} of {len(run.history)}{stopped}{accuracy}")
     if run.captured:
         print(

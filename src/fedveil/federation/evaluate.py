@@ -12,6 +12,7 @@ from fedveil.clients.engine import Row
 from fedveil.federation.history import Utility
 from fedveil.federation.server import Server
 from fedveil.federation.steps import Plan
+from fedveil.tasks.auroc import auroc
 from fedveil.tasks.examples import Examples
 from fedveil.tasks.inputs import as_arguments, map_inputs
 
@@ -28,23 +29,34 @@ class Evaluator:
         self._model = copy.deepcopy(plan.task.model).to(plan.device).eval()
 
     def utility(self, params: Row, buffers: Row) -> Utility:
-        """Accuracy on the validation and the test part."""
+        """Accuracy on the validation and the test part; with several labels per example, the area under the ROC."""
         return Utility(
-            validation=_share(self.correct(self._task.validation, params, buffers)),
-            test=_share(self.correct(self._task.test, params, buffers)),
+            metric="AUROC" if self._task.labels is not None else "accuracy",
+            validation=self._value(self._task.validation, params, buffers),
+            test=self._value(self._task.test, params, buffers),
         )
+
+    def _value(self, examples: Examples | None, params: Row, buffers: Row) -> float | None:
+        if examples is not None and self._task.labels is not None:
+            return auroc(*self._scores(examples, params, buffers))
+        return _share(self.correct(examples, params, buffers))
 
     def correct(self, examples: Examples | None, params: Row, buffers: Row) -> Tensor | None:
         """For every example whether its class is the highest score; None where there are no classes or examples."""
         if examples is None or self._task.classes is None:
             return None
-        found = []
+        scores, targets = self._scores(examples, params, buffers)
+        return scores.argmax(1) == targets
+
+    def _scores(self, examples: Examples, params: Row, buffers: Row) -> tuple[Tensor, Tensor]:
+        """The model's scores of every example, and the targets."""
+        scores, truth = [], []
         with torch.no_grad():
             for inputs, targets in examples.batches(BATCH):
                 arguments, keywords = as_arguments(map_inputs(lambda tensor: tensor.to(self._device), inputs))
-                scores = functional_call(self._model, (params, buffers), arguments, keywords)
-                found.append(scores.argmax(1).cpu() == targets)
-        return torch.cat(found)
+                scores.append(functional_call(self._model, (params, buffers), arguments, keywords).cpu())
+                truth.append(targets)
+        return torch.cat(scores), torch.cat(truth)
 
     def statistics(self, server: Server) -> Row:
         """The buffers that the server's model is evaluated with.

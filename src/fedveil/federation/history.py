@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import BaseModel, ConfigDict
 
 
 class Utility(BaseModel):
-    """Accuracy as a fraction; None where it cannot be measured (no such data, or outputs that are not classes)."""
+    """A fraction; None where it cannot be measured (no such data, or outputs that are neither classes nor labels)."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    metric: Literal["accuracy", "AUROC"] = "accuracy"
     validation: float | None = None
     test: float | None = None
 

@@ -38,7 +38,7 @@ class ProgressBar(Observer):
         self._bar.start()
 
     def on_round_end(self, record: RoundRecord) -> None:
-        accuracy = "" if record.utility.test is None else f"accuracy {record.utility.test:.1%}"
+        accuracy = "" if record.utility.test is None else f"{record.utility.metric} {record.utility.test:.1%}"
         if self._bar is not None and self._id is not None:
             self._bar.update(self._id, completed=record.round, accuracy=accuracy)
         elif self._lines:

@@ -41,8 +41,10 @@ class Plan:
     def check(self) -> None:
         """Refuse what cannot work, before any long work starts."""
         self.chain.check_message(self.settings.message)
-        if self.settings.patience is not None and (self.task.validation is None or self.task.classes is None):
-            missing = "validation data" if self.task.validation is None else "a task with classes"
+        if self.settings.patience is not None and (
+            self.task.validation is None or (self.task.classes is None and self.task.labels is None)
+        ):
+            missing = "validation data" if self.task.validation is None else "a task with classes or labels"
             raise FedveilError(f"early stopping (patience) needs {missing}")
         if self.task.buffers == "recalibrated" and self.task.validation is None:
             raise FedveilError("recalibrated buffers need validation data: choose another split, or buffers='shared'")
