@@ -1,4 +1,4 @@
-"""`python -m benchmarks [gradients] [attack] [calibration] [utility]`: measure, and write RESULTS.md and results.json."""
+"""`python -m benchmarks [gradients] [attack] [calibration] [utility]`: measure, write RESULTS.md and results.json."""
 
 from __future__ import annotations
 
