@@ -13,6 +13,7 @@ from benchmarks.tables import Table
 from fedveil.attacks.inverting_gradients import InvertingGradients
 from fedveil.attacks.matching import Matcher, quiet
 from fedveil.attacks.problem import Problem
+from fedveil.attacks.tracking import Counter
 from fedveil.clients.engine import Backend, Engine
 from fedveil.registry import models
 from fedveil.streams import Streams
@@ -80,7 +81,7 @@ def run(problem: Problem, backend: Backend, steps: int) -> float:
         _MATCHERS[key] = Matcher(problem, InvertingGradients(steps=steps).choices(), backend=backend)
     matcher = _MATCHERS[key]
     matcher.choices = InvertingGradients(steps=steps).choices()
-    return matcher.run(problem, 0).seconds
+    return matcher.run(problem, 0, Counter(None, 1)).seconds
 
 
 def make_problem(model: nn.Module, shape: tuple[int, ...]) -> Problem:

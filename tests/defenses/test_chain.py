@@ -165,7 +165,7 @@ def test_messages_that_a_defense_cannot_protect_are_refused_by_name():
 
     chain = Chain((Clip(), OfWeights()))
     chain.check_message("weights")
-    with pytest.raises(FedveilError, match=r"of-weights protects weights or delta, .* meet a gradient"):
+    with pytest.raises(FedveilError, match=r"of-weights protects weights or a change of weights, .* meet a gradient"):
         chain.check_message("gradient")
 
 

@@ -179,7 +179,7 @@ def test_a_round_of_a_federation(spec, fields):
 
 def test_on_upload_gradients_are_refused_before_training():
     digits = task("digits", model="mlp:hidden=[16]", clients=3, limit=60)
-    with pytest.raises(FedveilError, match="ppfa protects weights or delta"):
+    with pytest.raises(FedveilError, match="ppfa protects weights or a change of weights"):
         federate(digits, "ppfa", Federation(protocol="fedsgd", rounds=1), backend="loop")
     assert defenses.parse("ppfa:at=gradient").of == ("gradient",)
 

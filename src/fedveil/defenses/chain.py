@@ -17,6 +17,7 @@ from fedveil.streams import Streams
 from fedveil.tree import Tree
 
 _BETWEEN = r"\+(?=\s*[A-Za-z])"  # a name follows; the plus sign of 1e+06 stays
+_WORDS: dict[Kind, str] = {"gradient": "a gradient", "weights": "weights", "delta": "a change of weights"}
 States = list[dict[str, Tensor]]  # the memory of each place of a chain, stacked over K clients
 
 
@@ -61,11 +62,14 @@ class Chain:
             # Before the upload a defense acts on the gradient of a step, whatever is sent in the end.
             met = kind if defense.acts_at in ("upload", "server") else "gradient"
             if met not in defense.of:
-                able = " or ".join(defense.of)
-                raise FedveilError(
-                    f"{defense.name} protects {able}, but here it would meet a {met}: "
-                    + ("use the protocol fedavg" if kind == "gradient" else "use another defense")
-                )
+                able = " or ".join(_WORDS[kind] for kind in defense.of)
+                if kind == "gradient":
+                    remedy = "use the protocol fedavg"
+                else:
+                    remedy = (
+                        "use upload='delta'" if kind == "weights" and "delta" in defense.of else "use another defense"
+                    )
+                raise FedveilError(f"{defense.name} protects {able}, but here it would meet {_WORDS[met]}: {remedy}")
 
     # ---- the client's side -----------------------------------------------------------------------------
 

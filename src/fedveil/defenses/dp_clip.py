@@ -24,7 +24,6 @@ class ClippedNoise(Defense):
     of = ("gradient", "delta")  # the norm of whole weights is no measure of what a client adds
     reads_data = False
     weaknesses = (
-        "An attacker who knows the level of the noise leaves out the layers that drown in it.",
         "Every further update spends more: ε grows with the rounds.",
         "Clipping hides the scale only; the direction, which a cosine attack matches, is hidden by the noise alone.",
     )

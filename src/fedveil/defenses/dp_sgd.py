@@ -39,7 +39,6 @@ class DPSGD(Defense):
         "One example is hidden, not what many examples of a client have in common.",
         "Noise that hides an example in the accountant's worst case costs much accuracy on few examples.",
         "At the small noise of some papers ε is astronomical, and an attack meets a nearly clean gradient.",
-        "An attacker who knows the level of the noise leaves out the layers that drown in it.",
     )
     noise_multiplier: Positive = 1.0  # σ
     clip: Positive = 1.0  # C
