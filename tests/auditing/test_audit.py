@@ -172,3 +172,38 @@ def test_inputs_that_are_no_pictures_are_refused() -> None:
     wild = fv.Task(model=nn.Sequential(nn.Flatten(), nn.Linear(64, 2)), data=(10 * torch.randn(100, 1, 8, 8), labels))
     with pytest.raises(FedveilError, match="not pixels"):
         fv.audit(wild)
+
+
+def test_a_finished_attack_is_not_run_again(task: fv.Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = fv.Audit(victims=2, reference="none")
+
+    def audit(resume: bool, seed: int = 0) -> list[dict[str, list[float]]]:
+        found = fv.audit(
+            task,
+            "clip",
+            ATTACK,
+            settings=settings,
+            train=False,
+            folder=tmp_path,
+            resume=resume,
+            seed=seed,
+            backend="stacked",
+        )
+        return [row.values for row in found.result.rows]
+
+    first = audit(resume=False)
+    runs = []
+    real = fv.InvertingGradients.run
+
+    def counted(self, *given, **named):  # type: ignore[no-untyped-def]
+        runs.append(1)
+        return real(self, *given, **named)
+
+    monkeypatch.setattr(fv.InvertingGradients, "run", counted)
+    assert audit(resume=True) == first
+    assert not runs
+    audit(resume=True, seed=1)  # another configuration
+    assert runs
+    (path,) = (tmp_path / "attacks").iterdir()
+    path.write_bytes(path.read_bytes()[:-100])  # damaged: run again
+    assert audit(resume=True) == first

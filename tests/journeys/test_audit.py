@@ -26,6 +26,7 @@ def test_a_new_user_audits_and_repeats_it_from_the_file(fedveil: Fedveil, tmp_pa
     assert said.code == 0, said.err
     first = tmp_path / "first"
     assert files(first) == [
+        "attacks/inverting-gradients-round-1.safetensors",
         "config.toml",
         "defended/checkpoint.safetensors",
         "images.safetensors",

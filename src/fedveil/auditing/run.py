@@ -6,6 +6,7 @@ import datetime
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from fedveil.auditing.attacking import Scene, problems_by_role, run_roles
 from fedveil.auditing.check import check
 from fedveil.auditing.costs import measure_cost
 from fedveil.auditing.judges import compared_by
+from fedveil.auditing.kept import kept
 from fedveil.auditing.outcome import Outcome
 from fedveil.auditing.provenance import provenance
 from fedveil.auditing.result import AttackRun, Images, Result, Role, Row
@@ -107,6 +109,7 @@ def audit(
     images = _images(truths)
     rows: list[Row] = []
     runs: list[AttackRun] = []
+    config = _config(task, chain, chosen, federation, settings, seed, backend, device, train)
     for each in chosen:
         tell(f"attacking with {each.name}")
         parts = []
@@ -118,7 +121,9 @@ def audit(
                 undefended=found.undefended,
                 attackers=settings.attackers,
             )
-            parts.append(run_roles(each, problems, backend=backend, progress=watch.attack))
+            run = partial(run_roles, each, problems, backend=backend, progress=watch.attack)
+            path = None if folder is None else Path(folder) / "attacks" / f"{each.name}-round-{number}.safetensors"
+            parts.append(kept(path, config | {"attack": attack_registry.describe(each)}, resume, run))
         outcome: dict[Role, Reconstruction] = {r: Reconstruction.concat([p[r] for p in parts]) for r in parts[0]}
         scored = score_attack(each.name, outcome, truths, images, labels_known=each.choices().labels == "known")
         rows += scored.rows
@@ -155,7 +160,6 @@ def audit(
         exposed_above=settings.exposed_above,
         gain=settings.smallest_gain,
     )
-    config = _config(task, chain, chosen, federation, settings, seed, backend, device, train)
     result = Result(
         data=task.name,
         model=task.model_name,

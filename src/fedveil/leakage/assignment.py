@@ -41,4 +41,5 @@ def _match(reconstructions: Tensor, originals: Tensor) -> np.ndarray[tuple[int],
     cost = torch.cdist(true, found, compute_mode="donot_use_mm_for_euclid_dist").square()
     # A constant column adds the same to every assignment, so any constant leaves the rest at its own optimum.
     cost[:, ~torch.isfinite(found).all(1)] = 0
-    return linear_sum_assignment(cost.numpy())[1]
+    columns: np.ndarray[tuple[int], np.dtype[np.int64]] = linear_sum_assignment(cost.numpy())[1]
+    return columns
