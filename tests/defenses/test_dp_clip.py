@@ -64,7 +64,7 @@ def test_local_steps_are_releases_of_their_own_unless_it_acts_on_the_upload():
 
 def test_whole_weights_are_refused():
     Chain.of("dp-clip").check_message("weights")  # on the gradients of the local steps it may act
-    with pytest.raises(FedveilError, match="dp-clip protects gradient or delta"):
+    with pytest.raises(FedveilError, match="dp-clip protects a gradient or a change of weights"):
         Chain.of("dp-clip:at=upload").check_message("weights")
 
 

@@ -79,7 +79,13 @@ def test_a_new_user_audits_and_repeats_it_from_the_file(fedveil: Fedveil, tmp_pa
         "choose another --out or add --overwrite",
     )
     assert fedveil("audit", *QUICK, "--rounds", "0", "--out", "first", "--overwrite").code == 0
-    assert files(first) == ["config.toml", "images.safetensors", "report.html", "result.json"]
+    assert files(first) == [
+        "attacks/inverting-gradients-round-1.safetensors",
+        "config.toml",
+        "images.safetensors",
+        "report.html",
+        "result.json",
+    ]
 
 
 def test_without_training_and_without_a_folder(fedveil: Fedveil, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ HOME = Path("fedveil-out")  # where runs go that name no folder
 CONFIG = "config.toml"
 DONE = {"audit": "result.json", "train": "history.json"}  # written last
 FILES = ("result.json", "images.safetensors", "report.html", "history.json", "model.safetensors")
-FOLDERS = ("defended", "undefended", "captures", "truths")
+FOLDERS = ("attacks", "defended", "undefended", "captures", "truths")
 
 
 @dataclass(frozen=True)
