@@ -136,3 +136,22 @@ def test_what_cannot_be_attacked_is_refused(fedveil: Fedveil, trained: Path, tmp
     damaged.write_bytes((tmp_path / one).read_bytes()[:-50])
     refused(fedveil("attack", damaged, *out), "damaged")
     assert not (tmp_path / "attacked").exists()
+
+
+def test_a_file_may_hold_the_options_of_an_attack(fedveil: Fedveil, trained: Path, tmp_path: Path) -> None:
+    config = tmp_path / "attack.toml"
+    config.write_text('attack = "inverting-gradients:steps=3"\nlabels = "recovered"\nout = "from-file"\nseed = 3\n')
+    given = ("attack", "run/captures", "--config", "attack.toml")
+    assert fedveil(*given).code == 0
+    assert (tmp_path / "from-file/attack.json").is_file()
+    assert fedveil(*given, "--out", "from-line").code == 0  # the command line wins
+    assert (tmp_path / "from-line/attack.json").is_file()
+    for content, words in (
+        ('atack = "x"', "did you mean 'attack'"),
+        ('seed = "many"', "--seed"),
+        ("seed = [", "not TOML"),
+    ):
+        config.write_text(content)
+        refused(fedveil(*given, "--out", "nothing"), words)
+    refused(fedveil("attack", "run/captures", "--config", "nowhere.toml"), "cannot read nowhere.toml")
+    assert not (tmp_path / "nothing").exists()

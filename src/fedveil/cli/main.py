@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tomllib
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
@@ -99,6 +100,25 @@ def _train(given: Given) -> None:
     run_train(given)
 
 
+def _defaults_from(context: typer.Context, path: Path | None) -> Path | None:
+    """Take what a TOML file says for what the command line does not; the keys are the options' names."""
+    if path is None or context.resilient_parsing:
+        return path
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise FedveilError(f"cannot read {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise FedveilError(f"{path} is not TOML: {one_line(str(error))}") from None
+    known = {parameter.opts[0].lstrip("-"): parameter.name for parameter in context.command.params}
+    known.pop("config")
+    for name in content:
+        if name not in known:
+            raise unknown_name(f"key in {path.name}", name, known)
+    context.default_map = {str(known[name]): value for name, value in content.items()}
+    return path
+
+
 @app.command("attack")
 def _attack(
     captures: Annotated[list[Path], typer.Argument(metavar="CAPTURE...", help="Captured updates, or folders of them.")],
@@ -132,6 +152,10 @@ def _attack(
     backend: Annotated[str, typer.Option(metavar="TEXT", help="auto, loop, stacked or compiled.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print a summary as JSON and nothing else.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Do not show progress.")] = False,
+    config: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="TOML file with any of these.", callback=_defaults_from, is_eager=True),
+    ] = None,
 ) -> None:
     """Reconstruct what is behind captured updates, by fedveil's own training or by another framework."""
     from fedveil.cli.attack import AttackOptions, run_attack
