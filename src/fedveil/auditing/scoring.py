@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -66,18 +67,8 @@ def score_attack(
     for role, outcome in found.items():
         pictures, iterates = arranged[role]
         size = truths.originals.shape[1]
-        values = score(
-            pictures,
-            truths.originals.flatten(0, 1),
-            truths.normalization.mean,
-            truths.normalization.std,
-            truths.distractors,
-            reference=truths.reference,
-            lpips=truths.lpips,
-            iterates=iterates,
-            attack_loss=outcome.cost.repeat_interleave(size),
-            prior_ssim=prior,
-        )
+        cost = outcome.cost.repeat_interleave(size)
+        values = _values(pictures, truths, iterates=iterates, attack_loss=cost, prior_ssim=prior)
         rows.append(make_row(attack, role, values, truths.groups))
         traces.append(_trace(attack, role, outcome))
         on_the_way[role] = _ssim_at(iterates, truths)
@@ -92,7 +83,14 @@ def score_given(role: Role, inputs: Tensor, truths: Truths, images: Images) -> R
     """Score pictures that no attack made: the mean image, or the inputs that a perfect inversion would yield."""
     pictures = inputs.expand_as(truths.originals).flatten(0, 1)
     prior = _prior_ssim(pictures, truths) if role == "mean-floor" else None
-    values = score(
+    values = _values(pictures, truths, prior_ssim=prior)
+    images.reconstructions[("", role)] = _pictures(pictures, truths.normalization)
+    return make_row("", role, values, truths.groups)
+
+
+def _values(pictures: Tensor, truths: Truths, **more: Any) -> dict[str, Tensor]:
+    """Every metric of pictures that stand in the order of the originals."""
+    return score(
         pictures,
         truths.originals.flatten(0, 1),
         truths.normalization.mean,
@@ -100,10 +98,8 @@ def score_given(role: Role, inputs: Tensor, truths: Truths, images: Images) -> R
         truths.distractors,
         reference=truths.reference,
         lpips=truths.lpips,
-        prior_ssim=prior,
+        **more,
     )
-    images.reconstructions[("", role)] = _pictures(pictures, truths.normalization)
-    return make_row("", role, values, truths.groups)
 
 
 def make_row(attack: str, role: Role, values: Mapping[str, Tensor], groups: list[int]) -> Row:
