@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -90,7 +89,7 @@ def make_problem(model: nn.Module, shape: tuple[int, ...]) -> Problem:
     streams = Streams.seeded(0, range(VICTIMS))
     engine = Engine(model, functional.cross_entropy, backend="stacked")
     target = engine.gradient(params, Tree({}), inputs, labels, streams).update
-    problem = Problem(
+    return Problem(
         model=quiet(model),
         loss=functional.cross_entropy,
         params=params,
@@ -104,4 +103,3 @@ def make_problem(model: nn.Module, shape: tuple[int, ...]) -> Problem:
         labels=labels,
         box=(torch.tensor(-0.42), torch.tensor(2.82)),
     )
-    return replace(problem)

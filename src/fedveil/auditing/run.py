@@ -301,9 +301,9 @@ def _held_out(task: Task, settings: Audit, most: int = 20_000) -> Examples:
 
 def _mean_image(train: Examples) -> Tensor:
     """The mean over all training images, read a part at a time."""
-    parts = [(_tensor(inputs), len(labels)) for inputs, labels in train.batches(4096)]
-    means = torch.stack([mean_image(part).double() * count for part, count in parts])
-    return (means.sum(0) / sum(count for _, count in parts)).to(torch.get_default_dtype())
+    # One part in memory at a time: a large data set need not fit.
+    means = torch.stack([mean_image(_tensor(inputs)).double() * len(labels) for inputs, labels in train.batches(4096)])
+    return (means.sum(0) / len(train)).to(torch.get_default_dtype())
 
 
 def _tensor(inputs: Any) -> Tensor:
