@@ -8,7 +8,8 @@ that would change the answer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from operator import itemgetter
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -18,9 +19,10 @@ from torch.utils.hooks import RemovableHandle
 
 from fedveil.clients.compiling import compile_once, compiler_found
 from fedveil.clients.dropout import KeyedDropout, example_key, with_keyed_dropout
+from fedveil.clients.nested import map_nested, pad_clients, shapes_behind, zip_nested
 from fedveil.errors import FedveilError
 from fedveil.streams import Streams
-from fedveil.tasks.inputs import Inputs, leaf, map_inputs, with_leaf
+from fedveil.tasks.inputs import Inputs, as_arguments, leaf, map_inputs, with_leaf
 from fedveil.tree import Tree
 
 Backend = Literal["auto", "loop", "stacked", "compiled"]
@@ -61,6 +63,9 @@ class Engine:
         if backend == "auto" or backend not in BACKENDS:
             raise FedveilError(f"an engine runs on loop, stacked or compiled, not on '{backend}'")
         self.model, self.key_names = with_keyed_dropout(model)
+        self._own = dict(self.model.named_parameters())
+        self._own_values = {name: parameter.data for name, parameter in self._own.items()}
+        self._own_buffers = dict(self.model.named_buffers())
         self.loss_function = loss
         self.backend = backend
         self.perturb = perturb
@@ -68,6 +73,7 @@ class Engine:
         self.chunk = chunk or max(1, min(MOST_STACKED, CACHE_BYTES // max(size, 1)))
         self._functions: dict[tuple[Any, ...], Callable[..., Any]] = {}
         self._compiled_shapes: dict[tuple[str, bool], tuple[Any, ...]] = {}
+        self._lent: Row | None = None
         self._draws = False  # whether the model was seen to draw from torch's own generator
 
     # ---- what callers use ----------------------------------------------------------------------------
@@ -130,9 +136,11 @@ class Engine:
         """The model's output and its moved buffers; nothing that is passed in changes."""
         moved = {name: buffer.clone() for name, buffer in buffers.items()}
         state = {**moved, **{name: key.clone() for name, key in keys.items()}}
-        if isinstance(inputs, Mapping):
-            return functional_call(self.model, (params, state), (), dict(inputs)), moved
-        return functional_call(self.model, (params, state), (inputs,)), moved
+        arguments, keywords = as_arguments(inputs)
+        if params is self._lent:
+            self._put_buffers(state)
+            return self.model(*arguments, **keywords), moved
+        return functional_call(self.model, (params, state), arguments, keywords), moved
 
     def _loss(self, params: Row, buffers: Row, keys: Row, inputs: Inputs, targets: Tensor) -> tuple[Tensor, Row]:
         output, moved = self._forward(params, buffers, keys, inputs)
@@ -240,12 +248,35 @@ class Engine:
 
     # ---- and with plain autograd, for any module -------------------------------------------------------
 
+    def _lend(self, params: Row) -> Row:
+        """The engine's own parameters with one client's weights in them, not copied.
+
+        A model called with its own parameters costs nothing on top, where `functional_call` would cost as much as a
+        small layer.
+        """
+        self._lent = {name: self._own[name] for name in params}
+        for name, tensor in params.items():
+            self._own[name].data = tensor
+            self._own[name].requires_grad_()
+        return self._lent
+
+    def _put_buffers(self, buffers: Row) -> None:
+        for name, buffer in buffers.items():
+            module, _, short = name.rpartition(".")
+            self.model.get_submodule(module)._buffers[short] = buffer
+
+    def _take_back(self) -> None:
+        """Leave the engine's own model as it was."""
+        for name in self._lent or ():
+            self._own[name].data = self._own_values[name]
+        self._put_buffers(self._own_buffers)
+        self._lent = None
+
     def _plain(self, kind: str, params: Row, buffers: Row, keys: Row, inputs: Inputs, targets: Tensor) -> Any:
-        params = {name: tensor.detach() for name, tensor in params.items()}
+        params = self._lend(params)
         if kind == "gradient":
-            live = {name: tensor.requires_grad_() for name, tensor in params.items()}
-            loss, moved = self._loss(live, buffers, keys, inputs, targets)
-            return _gradients(loss, live), loss.detach(), {n: t.detach() for n, t in moved.items()}
+            loss, moved = self._loss(params, buffers, keys, inputs, targets)
+            return _gradients(loss, params), loss.detach(), {n: t.detach() for n, t in moved.items()}
         if kind == "input_gradient":
             value = leaf(inputs, self.perturb).detach().requires_grad_()
             loss = self._loss_of_leaf(value, params, buffers, keys, inputs, targets)
@@ -253,11 +284,10 @@ class Engine:
         if kind == "example_gradients":
             rows = []
             for i in range(len(targets)):
-                live = {name: tensor.detach().requires_grad_() for name, tensor in params.items()}
                 single = map_inputs(lambda tensor, i=i: tensor[i : i + 1], inputs)  # type: ignore[misc]
                 own = {name: example_key(key, i) for name, key in keys.items()}
-                loss, _ = self._loss(live, buffers, own, single, targets[i : i + 1])
-                rows.append(_gradients(loss, live))
+                loss, _ = self._loss(params, buffers, own, single, targets[i : i + 1])
+                rows.append(_gradients(loss, params))
             return dict(Tree.stack(rows))
         if kind.startswith("sensitivity "):
             value = leaf(inputs, self.perturb).detach().requires_grad_()
@@ -276,7 +306,7 @@ class Engine:
 
     def _run(self, kind: str, params: Tree, buffers: Tree, inputs: Inputs, targets: Tensor, streams: Streams) -> Any:
         keys: Row = {}
-        if any(isinstance(module, KeyedDropout) and module.training for module in self.model.modules()):
+        if self.key_names and any(isinstance(m, KeyedDropout) and m.training for m in self.model.modules()):
             keys = {name: streams.fold(name).key64().to(targets.device) for name in self.key_names}
         elif self.key_names:
             keys = {name: targets.new_zeros(len(targets), dtype=torch.int64) for name in self.key_names}
@@ -287,26 +317,38 @@ class Engine:
         shared = params.shared or (len(targets) == 1 and (kind, False) not in self._compiled_shapes)
         parts = []
         for start in range(0, len(targets), self.chunk):
-            part = _map(lambda t, start=start: t[start : start + self.chunk], arguments)  # type: ignore[misc]
+            part = map_nested(lambda t, start=start: t[start : start + self.chunk], arguments)  # type: ignore[misc]
             parts.append(self._chunk(kind, shared, part))
-        return parts[0] if len(parts) == 1 else _zip(torch.cat, parts)
+        return parts[0] if len(parts) == 1 else zip_nested(torch.cat, parts)
 
     def _looped(self, kind: str, arguments: tuple[Any, ...], streams: Streams) -> Any:
-        rows = []
-        for k in range(len(arguments[4])):
-            row = _map(lambda t, k=k: t[k], arguments)  # type: ignore[misc]
-            # What the model draws by itself (functional dropout) comes from the client's stream too. Filling a
-            # generator costs as much as a small gradient: only a model that was seen to draw gets one.
-            with torch.random.fork_rng(devices=[]), torch.enable_grad():
-                if not self._draws:
-                    state = torch.get_rng_state()
-                    result = self._plain(kind, *row)
-                    self._draws = not torch.equal(state, torch.get_rng_state())
+        clients = [map_nested(itemgetter(k), arguments) for k in range(len(arguments[4]))]
+        try:
+            with torch.enable_grad():
+                rows = self._one_by_one(kind, clients, streams)
+        finally:
+            self._take_back()
+        return zip_nested(torch.stack, rows) if len(rows) > 1 else map_nested(lambda t: t.unsqueeze(0), rows[0])
+
+    def _one_by_one(self, kind: str, clients: list[Any], streams: Streams) -> list[Any]:
+        if not self._draws:
+            state = torch.get_rng_state()
+            try:
+                rows = [self._plain(kind, *client) for client in clients]
+            finally:
+                self._draws = not torch.equal(state, torch.get_rng_state())
                 if self._draws:
-                    torch.set_rng_state(_generator_state(streams.rows([k]).fold("torch")))
-                    result = self._plain(kind, *row)
-                rows.append(result)
-        return _zip(torch.stack, rows)
+                    torch.set_rng_state(state)
+            if not self._draws:
+                return rows
+        # What the model draws by itself (functional dropout) comes from the client's stream too. Filling a generator
+        # costs as much as a small gradient: only a model that was seen to draw gets one.
+        rows = []
+        with torch.random.fork_rng(devices=[]):
+            for k, client in enumerate(clients):
+                torch.set_rng_state(_generator_state(streams.rows([k]).fold("torch")))
+                rows.append(self._plain(kind, *client))
+        return rows
 
     def _chunk(self, kind: str, shared: bool, arguments: tuple[Any, ...]) -> Any:
         """One chunk of clients, through the compiled function where its shapes are those it was compiled for."""
@@ -316,12 +358,13 @@ class Engine:
         dims = (None if shared else 0, 0, 0, 0, 0)
         # Compiling one backward pass per feature would take minutes.
         if self.backend == "compiled" and not kind.startswith("sensitivity "):
-            shapes = _shapes(arguments[3:])
+            shapes = shapes_behind(arguments[3:])
             # A ragged last batch is rare: it is not worth half a minute of compiling, and runs stacked.
             if self._compiled_shapes.setdefault((kind, shared), shapes) == shapes and compiler_found():
-                padded = (arguments[0] if shared else _pad(arguments[0], self.chunk), *_pad(arguments[1:], self.chunk))
+                weights = arguments[0] if shared else pad_clients(arguments[0], self.chunk)
+                padded = (weights, *pad_clients(arguments[1:], self.chunk))
                 result = self._function(kind, dims, compiled=True)(*padded)
-                return _map(lambda tensor: tensor[:count], result) if count < self.chunk else result
+                return map_nested(lambda tensor: tensor[:count], result) if count < self.chunk else result
         return self._function(kind, dims, compiled=False)(*arguments)
 
     def _function(self, kind: str, dims: tuple[int | None, ...], compiled: bool) -> Callable[..., Any]:
@@ -346,41 +389,3 @@ def _generator_state(streams: Streams) -> Tensor:
     fresh = streams.integers(2**32, words)[0]
     state[24 : 24 + 8 * words] = fresh.to(torch.int64).view(torch.uint8)
     return state
-
-
-def _map(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
-    if isinstance(tree, Tensor):
-        return function(tree)
-    if isinstance(tree, Mapping):
-        return {name: _map(function, value) for name, value in tree.items()}
-    return tuple(_map(function, value) for value in tree)
-
-
-def _zip(function: Callable[[list[Tensor]], Tensor], trees: list[Any]) -> Any:
-    first = trees[0]
-    if isinstance(first, Tensor):
-        return function(trees)
-    if isinstance(first, Mapping):
-        return {name: _zip(function, [tree[name] for tree in trees]) for name in first}
-    return tuple(_zip(function, list(column)) for column in zip(*trees, strict=True))
-
-
-def _pad(tree: Any, count: int) -> Any:
-    """Whole dummy clients, copies of the first, behind the others."""
-
-    def pad(tensor: Tensor) -> Tensor:
-        missing = count - tensor.shape[0]
-        # Contiguous in either case: a compiled function is specialized to strides too.
-        whole = torch.cat([tensor, tensor[:1].expand(missing, *tensor.shape[1:])]) if missing else tensor
-        return whole.contiguous()
-
-    return _map(pad, tree)
-
-
-def _shapes(tree: Any) -> tuple[Any, ...]:
-    """The shapes behind the client axis: what a compiled function is specialized to."""
-    if isinstance(tree, Tensor):
-        return tuple(tree.shape[1:])
-    if isinstance(tree, Mapping):
-        return tuple((name, _shapes(value)) for name, value in sorted(tree.items()))
-    return tuple(_shapes(value) for value in tree)
