@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from fedveil.clients.compiling import compiler_found
-from fedveil.clients.engine import BACKENDS, Backend, Engine, Loss
+from fedveil.clients.engine import BACKENDS, Backend, Chosen, Engine, Loss
 from fedveil.errors import FedveilError, unknown_name
 from fedveil.files import write_atomically
 from fedveil.streams import Streams
@@ -37,7 +37,7 @@ COMPILED_SAVES = 0.5  # share of the stacked time that compiling saves on small 
 class Choice:
     """The backend for a model and why."""
 
-    backend: Backend
+    backend: Chosen
     why: str
 
 
@@ -50,40 +50,58 @@ def make_engine(
     sample: tuple[Inputs, Tensor],
     steps: int,
     perturb: str | None = None,
+    one_copy: bool = True,
 ) -> Engine:
-    """An engine for `steps` steps of `clients` clients, each with a batch like `sample` (one client's batch)."""
+    """An engine for `steps` steps of `clients` clients, each with a batch like `sample` (one client's batch).
+
+    one_copy: whether the clients take their gradients at the same weights (FedSGD) or each at its own (FedAvg).
+    """
     if backend not in BACKENDS:
         raise unknown_name("backend", backend, BACKENDS)
-    probe = Engine(model, loss, backend="stacked", perturb=perturb)
-    chunk = min(clients, probe.chunk)
-    choice = choose_backend(model, loss, backend=backend, clients=chunk, sample=sample, steps=steps, perturb=perturb)
+    engine = Engine(model, loss, backend="stacked", perturb=perturb)
+    engine.chunk = min(clients, engine.chunk)
+    choice = _choose(engine, backend, sample, steps * -(-clients // engine.chunk), one_copy)
     log.info("backend %s: %s", choice.backend, choice.why)
-    return Engine(model, loss, backend=choice.backend, chunk=chunk, perturb=perturb)
+    engine.backend = choice.backend
+    return engine
 
 
 def choose_backend(
     model: nn.Module,
     loss: Loss,
     *,
-    backend: Backend,
+    backend: Backend = "auto",
     clients: int,
     sample: tuple[Inputs, Tensor],
     steps: int,
     perturb: str | None = None,
+    one_copy: bool = True,
 ) -> Choice:
-    """Which backend a model should run on; a forced one is checked and taken."""
+    """Which backend a model should run on, and why; a forced one is checked and taken. Works for any `nn.Module`.
+
+    >>> from torch.nn import functional
+    >>> sample = torch.zeros(8, 4), torch.zeros(8, dtype=torch.int64)
+    >>> choose_backend(nn.Linear(4, 2), functional.cross_entropy, backend="loop", clients=3, sample=sample, steps=1)
+    Choice(backend='loop', why='as asked')
+    """
+    engine = Engine(model, loss, backend="stacked", perturb=perturb)
+    engine.chunk = min(clients, engine.chunk)
+    return _choose(engine, backend, sample, steps * -(-clients // engine.chunk), one_copy)
+
+
+def _choose(engine: Engine, backend: Backend, sample: tuple[Inputs, Tensor], steps: int, one_copy: bool) -> Choice:
     if backend == "loop":
         return Choice("loop", "as asked")
-    reason = why_not_stacked(model, loss, sample, perturb)
+    reason = _why_not_stacked(engine, sample)
     if reason is not None:
         if backend != "auto":
             raise FedveilError(f"this model cannot run on the backend '{backend}': {reason}; use --backend loop")
         return Choice("loop", f"the model cannot be stacked: {reason}")
     if backend != "auto":
         return Choice(backend, "as asked")
-    seconds = calibrate(model, loss, clients, sample, perturb)
+    seconds = _calibrated(engine, sample, one_copy)
     stacked, loop = seconds["stacked"], seconds["loop"]
-    saved = stacked * steps * COMPILED_SAVES
+    saved = min(stacked, loop) * steps * COMPILED_SAVES
     if saved > 2 * COMPILE_SECONDS and compiler_found():
         return Choice("compiled", f"saves about {saved:.0f} s over {steps} steps")
     if stacked <= loop:
@@ -95,7 +113,10 @@ def why_not_stacked(
     model: nn.Module, loss: Loss, sample: tuple[Inputs, Tensor], perturb: str | None = None
 ) -> str | None:
     """Why a model cannot run stacked, in one line; None if it can."""
-    engine = Engine(model, loss, backend="stacked", chunk=2, perturb=perturb)
+    return _why_not_stacked(Engine(model, loss, backend="stacked", perturb=perturb), sample)
+
+
+def _why_not_stacked(engine: Engine, sample: tuple[Inputs, Tensor]) -> str | None:
     try:
         _one_step(engine, 2, sample)
     except Exception as error:  # whatever a foreign module raises under vmap is the reason
@@ -103,19 +124,17 @@ def why_not_stacked(
     return None
 
 
-def calibrate(
-    model: nn.Module, loss: Loss, clients: int, sample: tuple[Inputs, Tensor], perturb: str | None = None
-) -> dict[str, float]:
-    """Seconds of one step on `loop` and `stacked`, from the cache or else measured and kept there."""
-    key = _key(model, clients, sample)
+def _calibrated(engine: Engine, sample: tuple[Inputs, Tensor], one_copy: bool) -> dict[str, float]:
+    """Seconds of one step of a chunk on `loop` and `stacked`, from the cache or else measured and kept there."""
+    key = _key(engine, sample, one_copy)
     path = cache_folder() / "calibration.json"
     known = _read(path)
     if key not in known:
         found = {}
-        for backend in ("loop", "stacked"):
-            engine = Engine(model, loss, backend=backend, chunk=clients, perturb=perturb)
-            _one_step(engine, clients, sample)  # the first call pays for set-up
-            found[backend] = min(_one_step(engine, clients, sample) for _ in range(3))
+        backends: tuple[Chosen, ...] = ("loop", "stacked")
+        for engine.backend in backends:
+            _one_step(engine, engine.chunk, sample, one_copy)  # the first call pays for set-up
+            found[str(engine.backend)] = min(_one_step(engine, engine.chunk, sample, one_copy) for _ in range(3))
         known[key] = found
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -133,23 +152,26 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedveil"
 
 
-def _one_step(engine: Engine, clients: int, sample: tuple[Inputs, Tensor]) -> float:
+def _one_step(engine: Engine, clients: int, sample: tuple[Inputs, Tensor], one_copy: bool = True) -> float:
     """The seconds of one gradient step of copies of a sample client."""
     params = {n: p.detach() for n, p in engine.model.named_parameters() if p.requires_grad}
     buffers = {n: b for n, b in engine.model.named_buffers() if n not in engine.key_names}
     inputs = map_inputs(lambda tensor: tensor.expand(clients, *tensor.shape), sample[0])
     targets = sample[1].expand(clients, *sample[1].shape)
     streams = Streams.seeded(0, range(clients), "calibration")
+    weights = Tree.expand(params, clients)
+    if not one_copy:
+        weights = weights.map(torch.clone)
     start = time.perf_counter()
-    engine.gradient(Tree.expand(params, clients), Tree.expand(buffers, clients), inputs, targets, streams)
+    engine.gradient(weights, Tree.expand(buffers, clients), inputs, targets, streams)
     return time.perf_counter() - start
 
 
-def _key(model: nn.Module, clients: int, sample: tuple[Inputs, Tensor]) -> str:
-    shapes = [tuple(p.shape) for p in model.parameters()]
+def _key(engine: Engine, sample: tuple[Inputs, Tensor], one_copy: bool) -> str:
+    shapes = [tuple(p.shape) for p in engine.model.parameters()]
     inputs = sample[0].shape if isinstance(sample[0], Tensor) else {n: t.shape for n, t in sample[0].items()}
     machine = (platform.processor(), platform.machine(), os.cpu_count(), torch.get_num_threads(), torch.__version__)
-    text = repr((str(model), shapes, clients, inputs, sample[1].shape, machine))
+    text = repr((str(engine.model), shapes, engine.chunk, one_copy, inputs, sample[1].shape, machine))
     return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
 

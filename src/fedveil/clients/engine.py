@@ -26,6 +26,7 @@ from fedveil.tasks.inputs import Inputs, as_arguments, leaf, map_inputs, with_le
 from fedveil.tree import Tree
 
 Backend = Literal["auto", "loop", "stacked", "compiled"]
+Chosen = Literal["loop", "stacked", "compiled"]  # what "auto" comes to
 BACKENDS: tuple[Backend, ...] = ("auto", "loop", "stacked", "compiled")
 Loss = Callable[[Any, Tensor], Tensor]  # (model output, targets) -> mean loss of the batch
 Row = dict[str, Tensor]  # one client's tensors
@@ -67,7 +68,7 @@ class Engine:
         self._own_values = {name: parameter.data for name, parameter in self._own.items()}
         self._own_buffers = dict(self.model.named_buffers())
         self.loss_function = loss
-        self.backend = backend
+        self.backend: Chosen = backend
         self.perturb = perturb
         size = sum(p.numel() * p.element_size() for p in self.model.parameters())
         self.chunk = chunk or max(1, min(MOST_STACKED, CACHE_BYTES // max(size, 1)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from torch import Tensor
@@ -35,6 +35,24 @@ class Facts:
     batch_size: int = 1
     steps: int = 1  # local steps behind one update
     lr: float = 0.1
+    momentum: float = 0.0  # of the local steps
+    before: Tree | None = field(default=None, compare=False)  # the weights that the server sent, stacked as the updates
+
+    @property
+    def step_scale(self) -> float:
+        """What a change of weights was divided by to give the pseudo-gradient: see `capture.step_weight`."""
+        if self.kind == "gradient":
+            return 1.0
+        return self.lr * sum((self.steps - step) * self.momentum**step for step in range(self.steps))
+
+
+@dataclass(frozen=True, eq=False)
+class OwnModels:
+    """Models that K clients keep for themselves. A question is answered by one of them, drawn by their shares."""
+
+    name: str  # "randomized ensemble"
+    members: tuple[Tree, ...]  # the weights of each
+    share: Tensor  # (K, M): how often each answers
 
 
 @dataclass(frozen=True)
@@ -99,6 +117,10 @@ class Defense:
         """The whole step, for a defense that must own it. At most one in a chain."""
         return batch.share()
 
+    def own_models(self, batch: ClientBatch) -> OwnModels | None:
+        """The models that clients keep for themselves at such a step, if the defense trains any: for their utility."""
+        return None
+
     def protect(self, update: Tree, batch: ClientBatch) -> Tree:
         """Change the gradient of a step, or the update before upload."""
         return update
@@ -123,6 +145,11 @@ class Defense:
 def owns_step(defense: Defense) -> bool:
     """Whether a defense overrides the whole step."""
     return type(defense).gradient is not Defense.gradient
+
+
+def keeps_models(defense: Defense) -> bool:
+    """Whether a defense trains models that clients keep for themselves."""
+    return type(defense).own_models is not Defense.own_models
 
 
 def chooses_batch(defense: Defense) -> bool:

@@ -10,7 +10,17 @@ import torch
 from torch import Tensor
 
 from fedveil.clients.batch import ClientBatch, Shared
-from fedveil.defenses.base import PLACES, Defense, Facts, Kind, Knowledge, chooses_batch, owns_step
+from fedveil.defenses.base import (
+    PLACES,
+    Defense,
+    Facts,
+    Kind,
+    Knowledge,
+    OwnModels,
+    chooses_batch,
+    keeps_models,
+    owns_step,
+)
 from fedveil.errors import FedveilError
 from fedveil.registry import defenses as registry
 from fedveil.streams import Streams
@@ -75,15 +85,28 @@ class Chain:
 
     def step(self, batch: ClientBatch, states: States) -> Shared:
         """One step of K clients: perturb the data, take the gradient, protect it."""
-        for place, defense in self._at("data"):
-            if not owns_step(defense) and batch.targets.shape[1]:  # of an empty batch there is nothing to perturb
-                batch = replace(batch, inputs=defense.perturb(batch.at(place, states[place])))
+        batch = self._perturbed(batch, states)
         owner = next(((p, d) for p, d in enumerate(self.defenses) if owns_step(d)), None)
         shared = owner[1].gradient(batch.at(owner[0], states[owner[0]])) if owner else batch.share()
         update = shared.update
         for place, defense in self._at("gradient"):
             update = defense.protect(update, batch.at(place, states[place]))
         return Shared(update, shared.buffers, shared.loss, shared.seen)
+
+    def _perturbed(self, batch: ClientBatch, states: States) -> ClientBatch:
+        """The batch as the data defenses leave it, for whoever takes the gradient."""
+        for place, defense in self._at("data"):
+            if not owns_step(defense) and batch.targets.shape[1]:  # of an empty batch there is nothing to perturb
+                batch = replace(batch, inputs=defense.perturb(batch.at(place, states[place])))
+        return batch
+
+    def own_models(self, batch: ClientBatch) -> list[OwnModels]:
+        """What clients would keep for themselves at such a step. Nothing is shared or remembered."""
+        kept = [(place, defense) for place, defense in enumerate(self.defenses) if keeps_models(defense)]
+        if kept:
+            batch = self._perturbed(batch, self.new_states())
+        found = [defense.own_models(batch.at(place, {})) for place, defense in kept]
+        return [models for models in found if models is not None]
 
     def upload(self, update: Tree, batch: ClientBatch, states: States) -> Tree:
         """Protect what is uploaded at the end of a round (under FedSGD: every gradient)."""
@@ -162,6 +185,14 @@ class ClientStates:
         """Keep what a step left in the stacked states."""
         for k, client in enumerate(clients):
             self._rows[client] = [{name: tensor[k] for name, tensor in state.items()} for state in states]
+
+    def of(self, clients: Sequence[int]) -> ClientStates:
+        """The memories of some clients alone, to send to where these are trained."""
+        return ClientStates({client: self._rows[client] for client in clients if client in self._rows})
+
+    def put(self, others: ClientStates) -> None:
+        """Take over the memories of other clients."""
+        self._rows |= others._rows
 
     def layout(self, client: int) -> tuple[tuple[str, tuple[int, ...]], ...]:
         """Names and shapes of a client's memory: only clients of one layout can be stacked."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +16,10 @@ from fedveil.federation.steps import Plan
 from fedveil.tasks.auroc import auroc
 from fedveil.tasks.examples import Examples
 from fedveil.tasks.inputs import as_arguments, map_inputs
+from fedveil.tasks.tokens import next_token_hits
 
 BATCH = 256
+TOKENS = 1024  # of running text at a time: every one has a score for each entry of the vocabulary
 RECALIBRATION = 1024  # so many validation examples at most re-estimate the statistics
 
 
@@ -29,34 +32,43 @@ class Evaluator:
         self._model = copy.deepcopy(plan.task.model).to(plan.device).eval()
 
     def utility(self, params: Row, buffers: Row) -> Utility:
-        """Accuracy on the validation and the test part; with several labels per example, the area under the ROC."""
+        """Accuracy on the validation and the test part; with several labels per example, the area under the ROC.
+
+        The accuracy of a language model is the share of next tokens that it scores highest.
+        """
         return Utility(
             metric="AUROC" if self._task.labels is not None else "accuracy",
             validation=self._value(self._task.validation, params, buffers),
             test=self._value(self._task.test, params, buffers),
         )
 
+    def test_value(self, params: Row, buffers: Row) -> float | None:
+        """The same on the test part alone."""
+        return self._value(self._task.test, params, buffers)
+
     def _value(self, examples: Examples | None, params: Row, buffers: Row) -> float | None:
         if examples is not None and self._task.labels is not None:
-            return auroc(*self._scores(examples, params, buffers))
+            scores, targets = zip(*self._scores(examples, params, buffers), strict=True)
+            return auroc(torch.cat(scores), torch.cat(targets))
         return _share(self.correct(examples, params, buffers))
 
     def correct(self, examples: Examples | None, params: Row, buffers: Row) -> Tensor | None:
-        """For every example whether its class is the highest score; None where there are no classes or examples."""
-        if examples is None or self._task.classes is None:
-            return None
-        scores, targets = self._scores(examples, params, buffers)
-        return scores.argmax(1) == targets
+        """For every example whether its class is the highest score, and of running text for every next token.
 
-    def _scores(self, examples: Examples, params: Row, buffers: Row) -> tuple[Tensor, Tensor]:
-        """The model's scores of every example, and the targets."""
-        scores, truth = [], []
+        None where there are no classes, no next tokens, or no examples.
+        """
+        if examples is None or (self._task.classes is None and not examples.next_tokens):
+            return None
+        hits = next_token_hits if examples.next_tokens else _hits
+        return torch.cat([hits(*pair) for pair in self._scores(examples, params, buffers)])
+
+    def _scores(self, examples: Examples, params: Row, buffers: Row) -> Iterator[tuple[Tensor, Tensor]]:
+        """The model's scores and the targets, batch by batch: a language model's would not fit into memory at once."""
+        size = max(1, TOKENS // examples.labels.shape[1]) if examples.next_tokens else BATCH
         with torch.no_grad():
-            for inputs, targets in examples.batches(BATCH):
+            for inputs, targets in examples.batches(size):
                 arguments, keywords = as_arguments(map_inputs(lambda tensor: tensor.to(self._device), inputs))
-                scores.append(functional_call(self._model, (params, buffers), arguments, keywords).cpu())
-                truth.append(targets)
-        return torch.cat(scores), torch.cat(truth)
+                yield functional_call(self._model, (params, buffers), arguments, keywords).cpu(), targets
 
     def statistics(self, server: Server) -> Row:
         """The buffers that the server's model is evaluated with.
@@ -93,6 +105,10 @@ class Evaluator:
                 arguments, keywords = as_arguments(map_inputs(lambda tensor: tensor.to(self._device), inputs))
                 functional_call(model, (params, fresh), arguments, keywords)  # moves `fresh` in place
         return fresh
+
+
+def _hits(scores: Tensor, targets: Tensor) -> Tensor:
+    return scores.argmax(1) == targets
 
 
 def _share(correct: Tensor | None) -> float | None:

@@ -2,33 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-
-import torch
-from torch import Tensor
-
-from fedveil.clients.engine import Row
-from fedveil.defenses.chain import Chain, ClientStates
-from fedveil.federation.capture import Capture, Captured, Truth
-from fedveil.federation.schedule import batches, epoch_orders, windows
+from fedveil.defenses.chain import Chain
+from fedveil.federation.capture import Capture, Captured
+from fedveil.federation.crew import trained_chunks
+from fedveil.federation.local import Chunk, Local
+from fedveil.federation.schedule import windows
 from fedveil.federation.server import Collector, Server
-from fedveil.federation.sgd import at_rest, sgd_step
-from fedveil.federation.steps import (
-    Outcome,
-    Plan,
-    equal_groups,
-    group_step,
-    in_order,
-    join,
-    own_row,
-    put_rows,
-    require_finite,
-    size_in_bytes,
-)
-from fedveil.tasks.examples import Examples
-from fedveil.tasks.inputs import Inputs, take
-from fedveil.tree import Tree
+from fedveil.federation.steps import Outcome, Plan, own_row, size_in_bytes
 
 
 def fedavg_round(plan: Plan, server: Server, number: int, clients: list[int]) -> Outcome:
@@ -38,22 +18,31 @@ def fedavg_round(plan: Plan, server: Server, number: int, clients: list[int]) ->
     """
     task, settings, chain = plan.task, plan.settings, plan.chain_at(number)
     outcome = Outcome(clients)
-    recorded = set(clients[: settings.record_clients]) if number in settings.record_rounds else set()
+    recorded = frozenset(clients[: settings.record_clients] if number in settings.record_rounds else ())
+    judged = frozenset(clients[: settings.local_utility])
     collector = Collector(plan, server, "round", number)
-    for window in windows(clients, plan.engine.chunk):
-        walks = {}
-        for client in window:
-            own = task.clients[client]
-            orders = epoch_orders(plan.seed, client, number, len(own), settings.local_epochs)
-            walks[client] = [batch for order in orders for batch in batches(own[order], settings.batch_size)]
-        start, buffers = server.params, server.buffers_of(plan, window)
-        local = local_round(
-            plan, chain, server.states, task.train, window, walks, start, buffers, number, outcome, keep=recorded
+    chunks = (
+        Chunk(
+            window,
+            number,
+            server.params,
+            server.buffers_of(plan, window),
+            server.states.of(window),
+            keep=recorded.intersection(window),
+            judge=judged.intersection(window),
         )
-        collector.add(window, local.upload, local.buffers, trusted=chain.aggregates)
+        for window in windows(clients, plan.engine.chunk)
+    )
+    for trained in trained_chunks(plan, chunks, number):
+        local = trained.local
+        server.states.put(trained.states)
+        server.trained |= local.trained
+        outcome.loss += trained.outcome.loss
+        outcome.examples += trained.outcome.examples
+        collector.add(local.clients, local.upload, local.buffers, trusted=chain.aggregates)
         outcome.captured += [
             _captured(plan, server, chain, local, row, number)
-            for row, client in enumerate(window)
+            for row, client in enumerate(local.clients)
             if client in recorded and local.traces[client].targets
         ]
     travel = size_in_bytes(server.buffers)
@@ -65,115 +54,6 @@ def fedavg_round(plan: Plan, server: Server, number: int, clients: list[int]) ->
     server.params = mean
     server.states.new_round(chain)
     return outcome
-
-
-@dataclass
-class Trace:
-    """The data behind one client's upload, step by step."""
-
-    inputs: list[Inputs] = field(default_factory=list)
-    targets: list[Tensor] = field(default_factory=list)
-    seen: list[Inputs] = field(default_factory=list)
-
-    def truth(self) -> Truth:
-        """All steps one behind another."""
-        return Truth(join(self.inputs, torch.cat), torch.cat(self.targets), join(self.seen, torch.cat))
-
-
-@dataclass(frozen=True, eq=False)
-class Local:
-    """What a chunk of clients has after its local round."""
-
-    clients: list[int]
-    upload: Tree  # weights or their change, protected
-    buffers: Tree
-    traces: dict[int, Trace]
-
-
-def local_round(
-    plan: Plan,
-    chain: Chain,
-    states: ClientStates,
-    examples: Examples,
-    clients: list[int],
-    walks: Mapping[int, Sequence[Tensor]],  # each client's batches over all epochs, as places in `examples`
-    start: Row,
-    buffers: Tree,
-    number: int,
-    outcome: Outcome,
-    *,
-    keep: Collection[int] = (),  # clients whose data are kept beside their upload
-) -> Local:
-    """Local training of a chunk of clients and the protected upload."""
-    settings = plan.settings
-    # Copies from the start: every client's weights go their own way at once, and a compiled graph sees one layout.
-    params = Tree.expand(start, len(clients)).map(torch.clone)
-    velocity = Tree(at_rest(params, settings.momentum))
-    traces = {client: Trace() for client in clients if client in keep}
-    last: dict[int, Tensor] = {}
-    for step in range(max(len(walks[client]) for client in clients)):
-        path = ("round", number, "step", step)
-        walking = [client for client in clients if step < len(walks[client])]
-        places = {client: plan.compose(chain, client, walks[client][step], path) for client in walking}
-        active = [client for client in walking if len(places[client]) or chain.random_sizes]
-        last.update({client: places[client] for client in active if len(places[client])})
-        for _, members in equal_groups(active, places, states):
-            rows = [clients.index(client) for client in members]
-            mine, own = (params, buffers) if len(rows) == len(clients) else (params.rows(rows), buffers.rows(rows))
-            data = plan.read(examples, [places[client] for client in members])
-            planned = [len(walks[client][step]) for client in members]
-            done = group_step(plan, chain, states, members, mine, own, data, number, step, planned)
-            moved, faster = sgd_step(
-                mine,
-                done.shared.update,
-                velocity.rows(rows),
-                lr=settings.lr_at(number),
-                momentum=settings.momentum,
-                weight_decay=settings.weight_decay,
-            )
-            params, velocity = put_rows(params, rows, moved), put_rows(velocity, rows, faster)
-            buffers = put_rows(buffers, rows, done.shared.buffers)
-            outcome.note_loss(done)
-            for row, client in enumerate(members):
-                if client in traces:
-                    traces[client].inputs.append(take(done.inputs, row))
-                    traces[client].targets.append(done.targets[row])
-                    traces[client].seen.append(take(done.shared.seen, row))
-        for observer in plan.observers:
-            observer.on_step(number, step)
-    update = params if settings.upload == "weights" else params - Tree.expand(start, len(clients))
-    shared = _protected(plan, chain, states, examples, clients, update, params, buffers, last, number)
-    return Local(clients, shared, buffers, traces)
-
-
-def _protected(
-    plan: Plan,
-    chain: Chain,
-    states: ClientStates,
-    examples: Examples,
-    clients: list[int],
-    update: Tree,
-    params: Tree,
-    buffers: Tree,
-    last: Mapping[int, Tensor],
-    number: int,
-) -> Tree:
-    """The upload after its defenses. They see each client's last batch, as `Guard.upload` shows it to them."""
-    if any(defense.acts_at == "upload" for defense in chain.defenses):
-        # A client whose sampling defense left every batch empty has no last batch: it shows its first example.
-        shown = {client: last.get(client, plan.task.clients[client % len(plan.task.clients)][:1]) for client in clients}
-        positions, parts = [], []
-        for rows, members in equal_groups(clients, shown, states):
-            data = plan.read(examples, [shown[client] for client in members])
-            path = ("round", number, "upload")
-            batch = plan.batch(members, params.rows(rows), buffers.rows(rows), data, path, chain)
-            memory = states.gather(members, chain)
-            parts.append(chain.upload(update.rows(rows), batch, memory))
-            states.scatter(members, memory)
-            positions.append(rows)
-        update = in_order(positions, parts)
-    require_finite(clients, update, number, "the upload")
-    return update
 
 
 def _captured(plan: Plan, server: Server, chain: Chain, local: Local, row: int, number: int) -> Captured:

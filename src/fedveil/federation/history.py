@@ -15,6 +15,29 @@ class Utility(BaseModel):
     metric: Literal["accuracy", "AUROC"] = "accuracy"
     validation: float | None = None
     test: float | None = None
+    beside: dict[str, float] = {}  # test utility of other models than the server's, by what they are: see `own_models`
+
+
+class Perturbation(BaseModel):
+    """How far a data defense moved the inputs of the captured clients. Their side of it: no server sees this."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    unit: Literal["pixels", "input"]  # pixels of [0, 1], or the model's input space where no normalization is known
+    mean: float  # |change| of one entry
+    l2: float  # length of an example's change, mean and greatest
+    l2_max: float
+    linf: float  # greatest change within an example, mean and greatest
+    linf_max: float
+    l2_input: float  # mean length in the model's input space, in which radii are given
+
+    def __str__(self) -> str:
+        if self.unit == "input":
+            return f"an input moves by {self.mean:.3g} in the mean and {self.linf_max:.3g} at most (L2 {self.l2:.3g})"
+        return (
+            f"a pixel moves by {255 * self.mean:.2g}/255 in the mean and {255 * self.linf_max:.2g}/255 at most "
+            f"(L2 {self.l2:.3g} in pixels, {self.l2_input:.3g} in the model's input space)"
+        )
 
 
 class RoundRecord(BaseModel):
@@ -29,3 +52,4 @@ class RoundRecord(BaseModel):
     bytes_up: int  # sent by one client, mean over the round's clients
     bytes_down: int
     clients: list[int]
+    perturbation: Perturbation | None = None  # of the captured clients; None without them, or where nothing was moved

@@ -14,7 +14,7 @@ from fedveil.defenses.base import Defense, Kind
 from fedveil.defenses.chain import Chain, ClientStates
 from fedveil.errors import FedveilError
 from fedveil.federation.capture import step_weight
-from fedveil.federation.fedavg import local_round
+from fedveil.federation.local import local_round
 from fedveil.federation.schedule import batches, epoch_orders, windows
 from fedveil.federation.settings import Federation
 from fedveil.federation.steps import Outcome, Plan, equal_groups, group_step, join

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -23,6 +24,8 @@ from fedveil.federation.fedavg import fedavg_round
 from fedveil.federation.fedsgd import fedsgd_round
 from fedveil.federation.history import RoundRecord, Utility
 from fedveil.federation.observers import Observer
+from fedveil.federation.own_models import own_utilities
+from fedveil.federation.perturbation import perturbation
 from fedveil.federation.schedule import sampled_clients
 from fedveil.federation.server import Server
 from fedveil.federation.settings import Federation
@@ -31,6 +34,7 @@ from fedveil.files import writable_folder
 from fedveil.tasks.inputs import map_inputs
 from fedveil.tasks.task import Task
 from fedveil.tree import Tree
+from fedveil.workers import Workers
 
 ROUNDS = {"fedsgd": fedsgd_round, "fedavg": fedavg_round}
 
@@ -62,6 +66,7 @@ def federate(
     observers: Iterable[Observer] = (),
     folder: Path | str | None = None,
     resume: bool = False,
+    workers: int | Workers = 1,
 ) -> Run:
     """Train a task's model over its clients. The task's own module is left as it is.
 
@@ -69,28 +74,46 @@ def federate(
         saw, `truths/` the clients' side of it.
     resume: go on from the checkpoint in `folder`, if there is one; the outcome equals that of a run that was never
         interrupted, to the last bit.
+    workers: train the clients of a FedAvg round in so many processes, or in those of a pool that serves several runs.
+        A script that asks for more than one needs its main part under `if __name__ == "__main__":`.
     """
     chain = Chain.of(defense)
     if resume and folder is None:
         raise FedveilError("resume needs the folder of the run that is to go on")
     store = None if folder is None else Store(Path(folder), chain, configuration(task, chain, settings, seed))
     found = store.load(torch.device(device)) if store and resume else None
-    engine = engine_for(task, settings, backend=backend, device=device, machinery=found[1] if found else None)
-    plan = Plan(task, chain, settings, seed, engine, torch.device(device), tuple(observers))
-    plan.check()
-    dry_step(plan)
-    try:
+    machinery = found[1] if found else None
+    with ExitStack() as stack:
+        pool = workers if isinstance(workers, Workers) else stack.enter_context(Workers(workers))
+        _check_workers(pool, settings, device)
+        engine = engine_for(task, settings, backend=backend, device=device, machinery=machinery, workers=pool.count)
+        plan = Plan(task, chain, settings, seed, engine, torch.device(device), tuple(observers))
+        plan.check()
+        dry_step(plan)
+        if pool.count > 1:
+            plan = replace(plan, workers=pool, task_place=pool.share(task))
+        for observer in plan.observers:
+            stack.callback(observer.on_stop)
         run = _train(plan, store, found[0] if found else None)
         for observer in plan.observers:
             observer.on_finish(run)
         return run
-    finally:
-        for observer in plan.observers:
-            observer.on_stop()
+
+
+def _check_workers(pool: Workers, settings: Federation, device: str | torch.device) -> None:
+    if pool.count > 1 and settings.protocol == "fedsgd":
+        raise FedveilError(
+            "several worker processes serve FedAvg only: under FedSGD all clients meet the server after every batch"
+        )
+    if pool.count > 1 and torch.device(device).type != "cpu":
+        raise FedveilError(f"worker processes compute on the processor, not on {device}: use workers=1 there")
 
 
 def dry_step(plan: Plan) -> None:
     """One client's first step for nothing: a defense that this model cannot run under says so before any training."""
+    engine = copy.copy(plan.engine)
+    engine.backend = "loop" if engine.backend == "loop" else "stacked"  # one step is not worth compiling for
+    plan = replace(plan, engine=engine)
     places = {0: plan.task.clients[0][: plan.settings.batch_size]}
     server = Server.start(plan)
     data = plan.read(plan.task.train, list(places.values()))
@@ -127,6 +150,7 @@ def engine_for(
     backend: Backend = "auto",
     device: str | torch.device = "cpu",
     machinery: Machinery | None = None,
+    workers: int = 1,
 ) -> Engine:
     """The engine that such a run computes its gradients with; `machinery` is that of a run to go on with."""
     model = copy.deepcopy(task.model).to(device).train()
@@ -141,9 +165,21 @@ def engine_for(
     inputs, targets = task.train.batch(task.clients[0][: settings.batch_size])
     sample = map_inputs(lambda tensor: tensor.to(device), inputs), targets.to(device)
     steps = settings.rounds * settings.local_epochs * -(-max(sizes) // settings.batch_size)
-    return make_engine(
-        model, task.loss, backend=backend, clients=clients, sample=sample, steps=steps, perturb=task.perturb
-    )
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1 if workers > 1 else threads)  # as in a worker, for what is timed to choose a backend
+        return make_engine(
+            model,
+            task.loss,
+            backend=backend,
+            clients=-(-clients // workers),
+            sample=sample,
+            steps=steps,
+            perturb=task.perturb,
+            one_copy=settings.protocol == "fedsgd",
+        )
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _start(plan: Plan, evaluator: Evaluator) -> Progress:
@@ -164,14 +200,17 @@ def _round(plan: Plan, evaluator: Evaluator, progress: Progress) -> list[Capture
         server.buffers = evaluator.recalibrated(server.params, server.buffers)
     seconds = time.perf_counter() - began
     statistics = evaluator.statistics(server)
+    beside = own_utilities(plan, evaluator, server, number, clients)
+    moved = [(each.truth.inputs, each.truth.seen) for each in outcome.captured]
     record = RoundRecord(
         round=number,
-        utility=evaluator.utility(server.params, statistics),
+        utility=evaluator.utility(server.params, statistics).model_copy(update={"beside": beside}),
         train_loss=outcome.loss / max(outcome.examples, 1),
         seconds=seconds,
         bytes_up=round(outcome.bytes_up / len(clients)),
         bytes_down=round(outcome.bytes_down / len(clients)),
         clients=clients,
+        perturbation=perturbation(moved, plan.task.normalization, plan.task.perturb),
     )
     progress.history.append(record)
     if settings.patience is not None:

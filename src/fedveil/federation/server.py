@@ -25,6 +25,7 @@ class Server:
     velocity: Row  # of the server's momentum, under FedSGD
     local: dict[int, Row] = field(default_factory=dict)  # buffers that never leave their client
     states: ClientStates = field(default_factory=ClientStates)
+    trained: dict[int, tuple[Row, Row]] = field(default_factory=dict)  # of this round, to be judged: weights, buffers
 
     @classmethod
     def start(cls, plan: Plan) -> Self:

@@ -41,6 +41,9 @@ class Federation:
     patience: Count | None = None  # stop after so many rounds without a better validation accuracy; keep the best model
     record_rounds: tuple[Count, ...] = ()  # rounds whose first update of every client is captured
     record_clients: Count | None = None  # of these, the first so many clients of the round; None: all
+    # Of the first so many clients of a round, models of their own are evaluated too: under FedAvg the local models
+    # before their upload is protected, and what a defense lets a client keep (FedBARRE's ensemble).
+    local_utility: CountOrZero = 0
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> Self:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from fedveil.tasks.examples import Examples
 from fedveil.tasks.inputs import Inputs, leaves, map_inputs
 from fedveil.tasks.task import Task
 from fedveil.tree import Tree
+from fedveil.workers import Workers
 
 OWN_VALIDATION = 64  # at most so many validation examples of its own has a client, for defenses that need some
 
@@ -37,6 +39,8 @@ class Plan:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     observers: tuple[Observer, ...] = ()
     fixed_sizes: bool = False  # a probe: batches keep the size that was asked for
+    workers: Workers | None = None  # processes that train FedAvg's chunks of clients; none: they are trained here
+    task_place: Path | None = None  # where these find the task
 
     def check(self) -> None:
         """Refuse what cannot work, before any long work starts."""

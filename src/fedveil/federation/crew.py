@@ -1,0 +1,66 @@
+"""Chunks of clients trained in worker processes, or here where there are none."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedveil.clients.engine import Chosen, Engine
+from fedveil.defenses.chain import Chain
+from fedveil.federation.local import Chunk, Trained, train_chunk
+from fedveil.federation.observers import Observer
+from fedveil.federation.settings import Federation
+from fedveil.federation.steps import Plan
+from fedveil.tasks.task import Task
+from fedveil.workers import shared, tick
+
+
+@dataclass(frozen=True)
+class Job:
+    """A chunk, and the plan it is trained by, as it travels to a worker."""
+
+    task: Path  # where the workers find it
+    chain: Chain
+    settings: Federation
+    seed: int
+    backend: Chosen
+    size: int  # of whole chunks
+    chunk: Chunk
+
+
+def trained_chunks(plan: Plan, chunks: Iterable[Chunk], number: int) -> Iterator[Trained]:
+    """Each chunk after its local round, in order."""
+    if plan.workers is None or plan.task_place is None:
+        yield from (train_chunk(plan, chunk) for chunk in chunks)
+        return
+    steps = itertools.count()
+
+    def told() -> None:
+        step = next(steps)
+        for observer in plan.observers:
+            observer.on_step(number, step)
+
+    place, engine = plan.task_place, plan.engine
+    jobs = (Job(place, plan.chain, plan.settings, plan.seed, engine.backend, engine.chunk, chunk) for chunk in chunks)
+    yield from plan.workers.map(_work, jobs, told)
+
+
+class _Ticking(Observer):
+    def on_step(self, number: int, step: int) -> None:
+        tick()
+
+
+# Kept in a worker over rounds and runs: a compiled engine is dear.
+_engines: dict[tuple[Path, Chosen, int], Engine] = {}
+
+
+def _work(job: Job) -> Trained:
+    task: Task = shared(job.task)
+    key = (job.task, job.backend, job.size)
+    if key not in _engines:
+        model = task.model.train()
+        _engines[key] = Engine(model, task.loss, backend=job.backend, chunk=job.size, perturb=task.perturb)
+    plan = Plan(task, job.chain, job.settings, job.seed, _engines[key], observers=(_Ticking(),))
+    return train_chunk(plan, job.chunk)

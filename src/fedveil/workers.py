@@ -1,0 +1,196 @@
+"""Worker processes: spawned, one thread each. On small models two of them beat two threads of one process.
+
+Draws do not depend on which worker makes them, nor on how many there are: every draw comes from a
+client's own stream, and results are taken in the order of the jobs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import multiprocessing
+import multiprocessing.connection
+import os
+import pickle
+import signal
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from fedveil.errors import FedveilError
+
+POLL_SECONDS = 0.2  # how often ticks are looked at while jobs run
+
+
+def cores() -> int:
+    """The processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class Workers:
+    """A pool of processes. It starts with the first job and may serve several runs, which then find it warm.
+
+    >>> with Workers(2) as workers:  # doctest: +SKIP
+    ...     run = fedveil.federate(task, "spm", settings, workers=workers)
+
+    A script that uses workers needs its main part under `if __name__ == "__main__":`, since every worker imports it.
+    """
+
+    def __init__(self, count: int) -> None:
+        if count < 1:
+            raise FedveilError(f"the number of worker processes must be 1 or more, not {count}")
+        self.count = count
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._pool: ProcessPoolExecutor | None = None
+        context = multiprocessing.get_context("spawn")
+        self._ticks = context.Value("q", 0)
+        self._context = context
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def share(self, value: Any) -> Path:
+        """Put a value, such as a task, where every worker reads it once; equal values have one place.
+
+        The place is a file in a folder that nobody else may read, and that goes with the pool.
+        """
+        content = pack(value)
+        if self._folder is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="fedveil-workers-")
+        path = Path(self._folder.name) / hashlib.blake2b(content, digest_size=16).hexdigest()
+        if not path.exists():
+            path.write_bytes(content)
+        return path
+
+    def map(
+        self, function: Callable[[Any], Any], jobs: Iterable[Any], on_tick: Callable[[], None] | None = None
+    ) -> Iterator[Any]:
+        """The function's results for all jobs, in their order. `on_tick` is called here once for each `tick` there.
+
+        The function must be one of a module's top level. What it raises is raised here, and the other jobs end.
+        """
+        pool = self._started()
+        futures: list[Future[bytes]] = [pool.submit(_call, pack((function, job))) for job in jobs]
+        try:
+            for future in futures:
+                while not wait([future], POLL_SECONDS, FIRST_COMPLETED).done:
+                    self._tell(on_tick)
+                self._tell(on_tick)
+                yield pickle.loads(future.result())
+        except BrokenProcessPool:
+            self.close()
+            raise FedveilError(
+                "a worker process ended before its work was done, perhaps for lack of memory: use fewer workers; a "
+                "script that uses workers needs its main part under 'if __name__ == \"__main__\":'"
+            ) from None
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End the processes at once, whatever they are doing."""
+        if self._pool is not None:
+            processes = list((self._pool._processes or {}).values())
+            self._pool.shutdown(wait=False, cancel_futures=True)
+            for process in processes:
+                process.terminate()
+            for process in processes:
+                process.join()
+            self._pool = None
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None
+
+    def _started(self) -> ProcessPoolExecutor:
+        if self._pool is None:
+            self._pool = ProcessPoolExecutor(self.count, self._context, _start, (self._ticks,))
+        return self._pool
+
+    def _tell(self, on_tick: Callable[[], None] | None) -> None:
+        with self._ticks.get_lock():
+            count, self._ticks.value = self._ticks.value, 0
+        for _ in range(count if on_tick else 0):
+            assert on_tick is not None
+            on_tick()
+
+
+# ---- inside a worker ---------------------------------------------------------------------------------
+
+
+_ticks: list[Any] = []
+_values: dict[Path, Any] = {}
+
+
+def tick() -> None:
+    """Tell the process that waits that a step is done. Does nothing outside of a worker."""
+    if _ticks:
+        with _ticks[0].get_lock():
+            _ticks[0].value += 1
+
+
+def shared(path: Path) -> Any:
+    """The value that was put there with `Workers.share`; read once by each worker."""
+    if path not in _values:
+        _values[path] = pickle.loads(path.read_bytes())
+    return _values[path]
+
+
+def _start(ticks: Any) -> None:
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process hears it and ends the others
+    _ticks.append(ticks)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        multiprocessing.connection.wait([parent.sentinel])
+        os._exit(1)
+
+
+def _call(content: bytes) -> bytes:
+    function, job = pickle.loads(content)
+    return pack(function(job))
+
+
+# ---- what travels ------------------------------------------------------------------------------------
+
+
+def pack(value: Any) -> bytes:
+    """A value as bytes that only this program's own processes read. Tensors are cut to what they show."""
+    buffer = io.BytesIO()
+    try:
+        _Packer(buffer, protocol=5).dump(value)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        reason = str(error).partition("\n")[0]
+        raise FedveilError(
+            f"worker processes need models, losses and defenses that can be sent to them ({reason}): define them at "
+            "the top level of a module, or use one process (workers=1)"
+        ) from None
+    return buffer.getvalue()
+
+
+class _Packer(pickle.Pickler):
+    def reducer_override(self, value: Any) -> Any:
+        if type(value) is not Tensor or value.device.type != "cpu" or value.dtype == torch.bfloat16:
+            return NotImplemented
+        # One copy that is expanded over an axis (weights that all clients share) stays one copy.
+        if any(stride == 0 and size > 1 for stride, size in zip(value.stride(), value.shape, strict=True)):
+            one = value[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in value.stride())]
+            return _expanded, (one, tuple(value.shape))
+        return torch.from_numpy, (value.detach().contiguous().numpy(),)
+
+
+def _expanded(one: Tensor, shape: tuple[int, ...]) -> Tensor:
+    return one.expand(shape)

@@ -1,0 +1,150 @@
+"""Worker processes: order, ticks, errors, what travels, and that none is left behind."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from fedveil.errors import FedveilError
+from fedveil.tree import Tree
+from fedveil.workers import Workers, cores, pack, shared, tick
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Workers]:
+    with Workers(2) as workers:
+        yield workers
+
+
+def slow_first(job: int) -> tuple[int, int, int]:
+    time.sleep(0.3 if job == 0 else 0)
+    return job, os.getpid(), torch.get_num_threads()
+
+
+def ticking(job: int) -> None:
+    for _ in range(job):
+        tick()
+
+
+def read_twice(job: Path) -> bool:
+    return shared(job) is shared(job)
+
+
+def failing(job: int) -> None:
+    raise FedveilError(f"job {job} is refused")
+
+
+def dying(job: int) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_results_come_in_the_order_of_the_jobs_from_single_threaded_processes(pool: Workers) -> None:
+    found = list(pool.map(slow_first, range(6)))
+    assert [job for job, _, _ in found] == list(range(6))
+    assert os.getpid() not in {process for _, process, _ in found}
+    assert {threads for _, _, threads in found} == {1}
+
+
+def test_every_tick_is_told_once(pool: Workers) -> None:
+    told: list[int] = []
+    list(pool.map(ticking, [3, 4], lambda: told.append(1)))
+    assert len(told) == 7
+    tick()  # here it does nothing
+    assert len(told) == 7
+
+
+def test_a_shared_value_is_read_once_and_equal_values_have_one_place(pool: Workers) -> None:
+    place = pool.share({"weights": torch.arange(5)})
+    assert place == pool.share({"weights": torch.arange(5)})
+    assert place != pool.share({"weights": torch.arange(6)})
+    assert list(pool.map(read_twice, [place])) == [True]
+    assert place.parent.stat().st_mode & 0o077 == 0  # the data of a federation is nobody else's
+
+
+def test_what_a_worker_raises_is_raised_here() -> None:
+    with Workers(1) as workers, pytest.raises(FedveilError, match="job 3 is refused"):
+        list(workers.map(failing, [3, 4]))
+
+
+def test_a_worker_that_dies_is_told_in_one_line() -> None:
+    with Workers(1) as workers, pytest.raises(FedveilError, match="a worker process ended before"):
+        list(workers.map(dying, [0]))
+
+
+def test_nothing_is_left_behind() -> None:
+    with Workers(1) as workers:
+        place = workers.share(1)
+        process = next(iter(workers.map(slow_first, [1])))[1]
+    assert not place.parent.exists()
+    with pytest.raises(ProcessLookupError):
+        os.kill(process, 0)
+
+
+def test_workers_end_with_a_process_that_was_killed(tmp_path: Path) -> None:
+    lines = ("import os, time", "def job(_):", "    print(os.getpid(), flush=True)", "    time.sleep(60)", "")
+    (tmp_path / "jobs.py").write_text("\n".join(lines))
+    script = "import jobs; from fedveil.workers import Workers; list(Workers(1).map(jobs.job, [0]))"
+    places = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    parent = subprocess.Popen([sys.executable, "-c", script], cwd=tmp_path, stdout=subprocess.PIPE, env=places)
+    assert parent.stdout is not None
+    worker = int(parent.stdout.readline())
+    parent.kill()
+    parent.wait()
+    for _ in range(100):
+        try:
+            state = Path(f"/proc/{worker}/stat").read_text().split()[2]
+        except OSError:
+            return
+        if state == "Z":
+            return
+        time.sleep(0.1)
+    os.kill(worker, signal.SIGKILL)
+    pytest.fail("the worker outlived its parent by ten seconds")
+
+
+def test_a_number_below_one_is_refused() -> None:
+    with pytest.raises(FedveilError, match="1 or more, not 0"):
+        Workers(0)
+    assert cores() >= 1
+
+
+def test_what_cannot_travel_is_told_in_one_line() -> None:
+    with pytest.raises(FedveilError, match=r"top level of a module, or use one process \(workers=1\)") as caught:
+        pack(lambda: None)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.bool, torch.bfloat16])
+def test_tensors_travel_as_they_are(dtype: torch.dtype) -> None:
+    sent = torch.arange(12).reshape(3, 4).to(dtype)
+    for tensor in (sent, sent.T, sent[1], sent[1, 1], sent[:0]):
+        found = pickle.loads(pack(tensor))
+        assert torch.equal(found, tensor)
+        assert found.dtype == dtype
+
+
+def test_a_view_travels_without_what_it_was_cut_from() -> None:
+    assert len(pack(torch.zeros(1_000_000)[:10])) < 1000
+
+
+def test_one_copy_for_all_stays_one() -> None:
+    found = pickle.loads(pack(Tree.expand({"w": torch.arange(6.0).reshape(2, 3)}, 1000)))
+    assert found.shared
+    assert torch.equal(found["w"], torch.arange(6.0).reshape(1, 2, 3).expand(1000, 2, 3))
+
+
+def test_a_model_keeps_its_ties() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    model[1].weight = model[0].weight
+    found = pickle.loads(pack(model))
+    assert found[1].weight is found[0].weight
