@@ -119,6 +119,36 @@ def test_own_names_are_read_from_the_sources(folder):
     )
 
 
+def test_what_a_class_inherits_is_read_too(folder):
+    package = folder / "acme_heirs"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "base.py").write_text(
+        "class Base:\n"
+        "    place: ClassVar[str] = 'upload'\n"
+        "    paper: ClassVar[str] = ''\n"
+        "    size: int = 3\n"
+        "    computed = 2\n"
+    )
+    (package / "two.py").write_text(
+        "class Middle(base.Base):\n"
+        "    paper = 'A paper'\n"
+        "    computed = 1 + raise_if_imported\n"
+        "@gadgets.register('two')\n"
+        "class Two(Middle, Elsewhere):\n"
+        "    'A second one.'\n"
+    )
+    registry = Registry("gadget", "fedveil.gadgets", "acme_heirs")
+    assert registry.entries()["two"].constants == {"place": "upload", "paper": "A paper"}
+
+
+def test_constants_of_defenses_are_those_of_their_classes():
+    for name, entry in REGISTRIES["defenses"].entries().items():
+        cls = REGISTRIES["defenses"].load(name)
+        facts = {key: getattr(cls, key) for key in ("place", "promises", "paper")}
+        assert {key: entry.constants[key] for key in facts} == facts, name
+
+
 def test_a_script_cannot_take_our_names(folder):
     with pytest.raises(FedveilError, match=r"the gadget name 'mine' is taken by acme_own\.one\.Mine"):
         own(folder).register("mine")(type("Script", (), {}))

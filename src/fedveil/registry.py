@@ -33,7 +33,7 @@ class Entry:
     name: str
     target: str  # "package.module:Class"
     summary: str  # first line of the class's docstring
-    constants: dict[str, Any] = field(default_factory=dict)  # plain class variables: place, paper, ...
+    constants: dict[str, Any] = field(default_factory=dict)  # plain class variables, own or inherited: place, paper
 
 
 class Registry:
@@ -154,15 +154,18 @@ def _scan(package: str, decorator: str) -> dict[str, Entry]:
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
         return {}
+    modules = {
+        path.stem: ast.parse(path.read_text(encoding="utf-8"))
+        for folder in spec.submodule_search_locations
+        for path in sorted(Path(folder).glob("*.py"))
+    }
+    nodes = [(stem, node) for stem, tree in modules.items() for node in tree.body if isinstance(node, ast.ClassDef)]
+    classes = {node.name: node for _, node in nodes}
     found: dict[str, Entry] = {}
-    for folder in spec.submodule_search_locations:
-        for path in sorted(Path(folder).glob("*.py")):
-            for node in ast.parse(path.read_text(encoding="utf-8")).body:
-                if isinstance(node, ast.ClassDef):
-                    for name in _names_given(node, decorator):
-                        summary = (ast.get_docstring(node) or "").partition("\n")[0]
-                        target = f"{package}.{path.stem}:{node.name}"
-                        found[name] = Entry(name, target, summary, _constants(node))
+    for stem, node in nodes:
+        for name in _names_given(node, decorator):
+            summary = (ast.get_docstring(node) or "").partition("\n")[0]
+            found[name] = Entry(name, f"{package}.{stem}:{node.name}", summary, _constants(node, classes))
     return found
 
 
@@ -178,14 +181,26 @@ def _names_given(node: ast.ClassDef, decorator: str) -> list[str]:
     ]
 
 
-def _constants(node: ast.ClassDef) -> dict[str, Any]:
-    found = {}
+def _constants(node: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> dict[str, Any]:
+    """The class variables with a literal value, over those of the bases in the same package."""
+    others = {name: other for name, other in classes.items() if name != node.name}
+    found: dict[str, Any] = {}
+    for base in reversed(node.bases):
+        above = others.get(ast.unparse(base).rpartition(".")[2])
+        found |= _constants(above, others) if above is not None else {}
     for item in node.body:
-        if isinstance(item, ast.Assign) and len(item.targets) == 1 and isinstance(item.targets[0], ast.Name):
-            try:
-                found[item.targets[0].id] = ast.literal_eval(item.value)
-            except ValueError:
+        match item:
+            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                pass
+            case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value, annotation=annotation):
+                if not ast.unparse(annotation).startswith("ClassVar"):
+                    continue  # a field: its value is the instance's
+            case _:
                 continue
+        try:
+            found[name] = ast.literal_eval(value)
+        except ValueError:
+            found.pop(name, None)  # known only when it runs, whatever a base has
     return found
 
 

@@ -18,6 +18,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Self
 
@@ -26,6 +27,7 @@ from torch import Tensor
 
 from fedveil.errors import FedveilError
 
+WORTH_SECONDS = 20.0  # starting processes takes a few seconds: shorter work runs in one
 POLL_SECONDS = 0.2  # how often ticks are looked at while jobs run
 
 
@@ -43,15 +45,38 @@ class Workers:
     A script that uses workers needs its main part under `if __name__ == "__main__":`, since every worker imports it.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, *, least_seconds: float = 0.0) -> None:
+        """A pool of so many processes, used for work that is predicted to take at least `least_seconds`."""
         if count < 1:
             raise FedveilError(f"the number of worker processes must be 1 or more, not {count}")
         self.count = count
+        self.least_seconds = least_seconds
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._pool: ProcessPoolExecutor | None = None
-        context = multiprocessing.get_context("spawn")
-        self._ticks = context.Value("q", 0)
-        self._context = context
+        self._ticks: Any = None
+
+    @classmethod
+    def automatic(cls) -> Self:
+        """One process for each core, for work that is worth the seconds in which they start."""
+        return cls(cores(), least_seconds=WORTH_SECONDS)
+
+    @classmethod
+    def of(cls, text: str) -> Self:
+        """The pool that "auto" or a number stands for."""
+        if text == "auto":
+            return cls.automatic()
+        if not text.isdecimal():
+            raise FedveilError(f"workers must be 'auto' or a number of processes, not '{text}'")
+        return cls(int(text))
+
+    @property
+    def forced(self) -> bool:
+        """Whether several processes were asked for, whatever the work."""
+        return self.count > 1 and not self.least_seconds
+
+    def worth(self, seconds: Callable[[], float]) -> bool:
+        """Whether to use several processes for work that is predicted to take so long in one."""
+        return self.count > 1 and (self.forced or seconds() >= self.least_seconds)
 
     def __enter__(self) -> Self:
         return self
@@ -113,7 +138,9 @@ class Workers:
 
     def _started(self) -> ProcessPoolExecutor:
         if self._pool is None:
-            self._pool = ProcessPoolExecutor(self.count, self._context, _start, (self._ticks,))
+            context = multiprocessing.get_context("spawn")
+            self._ticks = context.Value("q", 0)
+            self._pool = ProcessPoolExecutor(self.count, context, _start, (self._ticks,))
         return self._pool
 
     def _tell(self, on_tick: Callable[[], None] | None) -> None:
@@ -122,6 +149,11 @@ class Workers:
         for _ in range(count if on_tick else 0):
             assert on_tick is not None
             on_tick()
+
+
+def opened(workers: int | Workers) -> AbstractContextManager[Workers]:
+    """A pool of so many processes that ends with the block, or a pool that its owner ends."""
+    return nullcontext(workers) if isinstance(workers, Workers) else Workers(workers)
 
 
 # ---- inside a worker ---------------------------------------------------------------------------------

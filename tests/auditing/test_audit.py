@@ -15,6 +15,7 @@ import fedveil as fv
 from fedveil.auditing.outcome import Outcome
 from fedveil.auditing.result import Document, Estimate, load_result
 from fedveil.errors import FedveilError
+from fedveil.tasks.task import label_table
 
 ATTACK = "inverting-gradients:steps=60"
 
@@ -46,6 +47,14 @@ def test_the_table_has_every_row_with_intervals(outcome: Outcome) -> None:
             assert len(row.values[name]) == 12
     assert sum(row.strongest for row in outcome.result.rows) == 1
     assert outcome.leakage["ceiling", "psnr"].mean > outcome.leakage["mean-floor", "psnr"].mean
+
+
+def test_it_says_who_holds_what(outcome: Outcome, task: fv.Task) -> None:
+    held = outcome.result.holdings
+    assert held is not None
+    assert held.sizes == [len(places) for places in task.clients]
+    assert held.counts == label_table(task)
+    assert (held.labels, held.partition, held.several) == ([*"0123456789"], "iid", False)
 
 
 def test_cost_is_measured_on_the_same_test_examples(outcome: Outcome) -> None:

@@ -104,3 +104,74 @@ def test_wrong_names_and_sets_without_a_source_get_one_line(fedveil, tmp_path: P
     refused(fedveil("data", "fetch", "cifar"), "unknown data set 'cifar'", "cifar10")
     refused(fedveil("data", "check", "mnits"), "did you mean 'mnist'")
     refused(fedveil("data", "fetch", "nih-chestxray", "--data-root", tmp_path), "no source with a published checksum")
+
+
+# ---- who holds what ----------------------------------------------------------------------------------
+
+
+def test_show_prints_counts_that_add_up(fedveil) -> None:
+    said = fedveil("data", "show", "digits", "--clients", "3", "--partition", "dirichlet:alpha=0.3", "--limit", "200")
+    assert (said.code, said.err) == (0, "")
+    head, *rows = said.out.partition("\n\n")[0].splitlines()
+    assert head.split() == ["label", "client", "0", "1", "2", "all"]
+    table = np.array([[int(n.replace(",", "")) for n in row.split()[1:]] for row in rows])
+    assert [row.split()[0] for row in rows] == [*map(str, range(10)), "all"]
+    assert (table[:-1].sum(0) == table[-1]).all()
+    assert (table[:, :-1].sum(1) == table[:, -1]).all()
+    assert table[-1, -1] == 200
+    assert f"smallest and largest client   {min(table[-1, :-1])} and {max(table[-1, :-1])}" in said.out
+
+
+def test_show_counts_what_a_task_of_the_same_settings_holds(fedveil) -> None:
+    from fedveil.tasks.task import label_table, task
+
+    given = ("--clients", "5", "--partition", "shards", "--split", "70/15/15", "--seed", "3", "--json")
+    told = json.loads(fedveil("data", "show", "digits", *given).out)
+    made = task("digits", model="mlp", clients=5, partition="shards", split="70/15/15", seed=3)
+    assert told["counts"] == label_table(made)
+    assert told["sizes"] == [len(places) for places in made.clients]
+    assert (told["data"], told["partition"]) == ("digits", "shards")
+    assert 0 < told["distance_by_chance"] < told["distance"] < 1
+
+
+def test_show_turns_the_table_or_leaves_it_out_where_it_does_not_fit(fedveil, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    turned = fedveil("data", "show", "digits", "--clients", "30").out.splitlines()
+    assert turned[0].split() == ["client", "label", *map(str, range(10)), "all"]
+    assert [line.split()[0] for line in turned[1:32]] == [*map(str, range(30)), "all"]
+    assert max(map(len, turned)) <= 80
+    many = fedveil("data", "show", "digits", "--clients", "300").out
+    assert many.startswith("clients  ")
+    assert "Too many for a table here" in many
+
+
+def test_show_counts_every_label_of_an_example(fedveil, tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    held = {}
+    for part, count in (("train", 9), ("val", 3), ("test", 4)):
+        held[f"{part}_images"] = random.integers(0, 256, (count, 28, 28), dtype=np.uint8)
+        held[f"{part}_labels"] = random.integers(0, 2, (count, 14), dtype=np.uint8)
+    np.savez_compressed(tmp_path / "chestmnist.npz", **held)
+    told = json.loads(fedveil("data", "show", "chestmnist", "--clients", "2", "--data-root", tmp_path, "--json").out)
+    assert told["several"]
+    assert np.sum(told["counts"], 0).tolist() == held["train_labels"].sum(0).tolist()
+    shown = fedveil("data", "show", "chestmnist", "--clients", "2", "--data-root", tmp_path).out.splitlines()
+    assert shown[1].split()[0] == "atelectasis"
+    assert shown[15].split() == ["examples", "5", "4", "9"]
+
+
+@pytest.mark.parametrize("name", ["held.html", "new/folder/held.svg"])
+def test_show_draws(fedveil, tmp_path: Path, name: str) -> None:
+    said = fedveil("data", "show", "digits", "--out", tmp_path / name)
+    assert said.out.endswith(f"The picture is {tmp_path / name}\n")
+    assert "1,293" in (tmp_path / name).read_text(encoding="utf-8") or name.endswith("svg")
+    assert "<title>How the labels lie over the clients</title>" in (tmp_path / name).read_text(encoding="utf-8")
+
+
+def test_show_refuses_in_one_line(fedveil, tmp_path: Path) -> None:
+    refused(fedveil("data", "show", "digit"), "unknown data set 'digit': did you mean 'digits'")
+    refused(fedveil("data", "show", "digits", "--clients", "0"), "--clients", "got 0")
+    refused(fedveil("data", "show", "digits", "--clients", "9999"), "9999 clients cannot share 1293")
+    refused(fedveil("data", "show", "digits", "--partition", "dirichlet:alpha=0"), "alpha")
+    refused(fedveil("data", "show", "digits", "--out", tmp_path / "a.png"), "a.png", ".html or .svg")
+    refused(fedveil("data", "show", "mnist", "--data-root", tmp_path), "no train-images")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import subprocess
 import sys
 import time
@@ -48,15 +49,28 @@ def test_no_command_shows_the_help(fedveil) -> None:
 def test_a_list_names_every_entry_with_its_summary(fedveil, kind: str) -> None:
     entries = json.loads(fedveil("list", kind, "--json").out)
     assert all(entry["name"] and entry["summary"] for entry in entries)
-    shown = fedveil("list", kind).out
-    assert [line.split()[0] for line in shown.splitlines()] == [entry["name"] for entry in entries]
+    shown = fedveil("list", kind).out.splitlines()
+    assert [line.split()[0] for line in shown if re.match(r"  \S", line)] == [entry["name"] for entry in entries]
+    words = " ".join(" ".join(shown).split())
+    assert all(" ".join(entry["summary"].split()) in words for entry in entries)
 
 
-def test_a_list_of_defenses_says_where_they_act_and_whose_they_are(fedveil) -> None:
-    entries = {entry["name"]: entry for entry in json.loads(fedveil("list", "defenses", "--json").out)}
-    assert all(entry["place"] for entry in entries.values())
-    assert "Sotthiwat" in entries["gradient-dropout"]["paper"]
-    assert "[gradient] Keep each entry" in fedveil("list", "defenses").out
+@pytest.mark.parametrize("columns", [80, 120])
+def test_a_list_of_defenses_says_where_they_act_what_they_promise_and_whose_they_are(
+    fedveil, columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    entries = json.loads(fedveil("list", "defenses", "--json").out)
+    assert all(entry["place"] and entry["guarantee"] for entry in entries)
+    shown = fedveil("list", "defenses").out
+    assert columns - 20 < max(map(len, shown.splitlines())) < columns
+    blocks = [" ".join(block.split()) for block in shown.split("\n\n")]
+    told = {block.partition(" ")[0]: block for block in blocks if block}
+    for entry in entries:
+        assert f"Acts at: {entry['place']}. Guarantee: {entry['guarantee']}." in told[entry["name"]]
+        assert entry.get("paper", "") in told[entry["name"]]
+    assert "Guarantee: ε-LDP of each entry's sign, per round." in told["pnpm"]  # as its base class has it
+    assert "Sotthiwat" in told["gradient-dropout"]
 
 
 def test_without_a_kind_everything_is_listed(fedveil) -> None:

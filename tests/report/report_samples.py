@@ -24,6 +24,7 @@ from fedveil.auditing.result import (
     Trace,
     Verdict,
 )
+from fedveil.tasks.holdings import Holdings
 
 Pictures = NDArray[np.float32]
 HOSTILE = "<script>alert('x')</script>\"><img src=x onerror=alert(1)>{{ 7*7 }}"
@@ -87,6 +88,15 @@ def trace(attack: str, role: Role, floor: float, steps: int = 2000) -> Trace:
         low=[0.7 * one for one in median],
         high=[1.4 * one for one in median],
     )
+
+
+def held(clients: int, labels: list[str], alpha: float, examples: int = 54_000) -> Holdings:
+    """Labels that lie over the clients as a Dirichlet distribution has it."""
+    rng = np.random.default_rng(clients)
+    counts = np.stack([rng.multinomial(examples // len(labels), rng.dirichlet([alpha] * clients)) for _ in labels], 1)
+    counts[counts.sum(1) == 0, 0] = 1
+    sizes = counts.sum(1).tolist()
+    return Holdings(labels=labels, sizes=sizes, counts=counts.tolist(), partition=f"dirichlet:alpha={alpha}")
 
 
 def card(**more: Any) -> DefenseCard:
@@ -173,6 +183,7 @@ def full(attacks: tuple[str, ...] = ("inverting-gradients",), count: int = 32) -
         data="fashion-mnist",
         model="lenet",
         protocol="FedSGD, 4 clients, batch 8",
+        holdings=held(4, ["t-shirt/top", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "bag"], 0.5),
         defense=card(),
         verdict=Verdict(
             status="partly exposed",
@@ -302,6 +313,7 @@ def hostile() -> tuple[Result, Images]:
             "data": HOSTILE,
             "model": "m" * 120,
             "protocol": long,
+            "holdings": held(500, [f"{HOSTILE} {number}" for number in range(100)], 0.1),
             "defense": card(
                 name=long,
                 spelled="chain(" + "dp-gaussian:epsilon=1.0+" * 20 + ")" + HOSTILE,

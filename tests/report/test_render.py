@@ -12,11 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedveil.auditing.result import Images
+from fedveil.auditing.result import Images, load_result, save_result
 from fedveil.errors import FedveilError
 from fedveil.report import render, words, write_report
 from fedveil.report.pictures import LARGEST_SIDE, data_uri
 from fedveil.report.view import beside, grid, lead
+from fedveil.tasks.holdings import Holdings
 
 from .report_samples import HOSTILE, SAMPLES, bare, full, hostile
 
@@ -27,6 +28,7 @@ HEADINGS = [
     "Numbers",
     "Cost",
     "How the attack went",
+    "Who holds what",
     "What was assumed",
     "The defense",
     "Do it again",
@@ -171,6 +173,7 @@ def test_sections_with_nothing_to_say_say_so() -> None:
     text = Page(render(*bare())).text
     for sentence in (
         "This audit did not train",
+        "This result does not say how the data lay over the clients.",
         "The result names no assumptions",
         "Nothing was withheld by name.",
         "None are recorded, which does not mean that there are none.",
@@ -188,6 +191,25 @@ def test_sections_with_nothing_to_say_say_so() -> None:
     assert "No images were kept" in text
     assert "No attack was measured" in text
     assert "No attack was run." in text
+
+
+def test_who_holds_what_is_drawn_from_the_saved_result(whole: Page, tmp_path: Path) -> None:
+    result, images = full()
+    assert result.holdings is not None
+    save_result(result, images, tmp_path)
+    assert render(*load_result(tmp_path)) == render(result, images)
+    section = whole.text[whole.text.index("Who holds what") : whole.text.index("What was assumed")]
+    for size in result.holdings.sizes:
+        assert f"{size:,}" in section
+    assert f"{result.holdings.distance:.2f} (by chance {result.holdings.distance_by_chance:.2f})" in section
+
+
+def test_running_text_has_no_labels_to_draw() -> None:
+    result, images = full()
+    held = Holdings(labels=[], sizes=[3, 5], counts=[[], []])
+    text = Page(render(result.model_copy(update={"holdings": held}), images)).text
+    assert "3 and 5" in text
+    assert "there are no labels to count" in text
 
 
 def test_small_samples_are_said_to_be_small(whole: Page) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from fedveil.attacks.matching import Matching, match
+from fedveil.attacks.matching import Matching, attack_seconds, match, steps_in_all
 from fedveil.attacks.problem import Problem, Reconstruction
-from fedveil.attacks.tracking import Progress
+from fedveil.attacks.tracking import Counter, Progress
 from fedveil.clients.engine import Backend
+from fedveil.workers import Workers, tick
 
 
 class Attack:
@@ -20,6 +21,24 @@ class Attack:
         """This attack as choices of the matching engine."""
         raise NotImplementedError  # each named attack defines its own
 
-    def run(self, problem: Problem, *, backend: Backend = "auto", progress: Progress | None = None) -> Reconstruction:
-        """Attack every victim of a problem."""
-        return match(problem, self.choices(), backend=backend, progress=progress)
+    def run(
+        self,
+        problem: Problem,
+        *,
+        backend: Backend = "auto",
+        progress: Progress | None = None,
+        workers: Workers | None = None,
+    ) -> Reconstruction:
+        """Attack every victim of a problem, shared out among worker processes where there are some."""
+        if workers is None or problem.count == 1 or not workers.worth(lambda: attack_seconds(problem, self.choices())):
+            return match(problem, self.choices(), backend=backend, progress=progress)
+        size = -(-problem.count // workers.count)
+        parts = [problem.rows(slice(start, start + size)) for start in range(0, problem.count, size)]
+        counter = Counter(progress, sum(steps_in_all(part, self.choices()) for part in parts))
+        jobs = [(part, self.choices(), backend) for part in parts]
+        return Reconstruction.concat(list(workers.map(_work, jobs, counter.add)))
+
+
+def _work(job: tuple[Problem, Matching, Backend]) -> Reconstruction:
+    problem, choices, backend = job
+    return match(problem, choices, backend=backend, progress=lambda done, total: tick())

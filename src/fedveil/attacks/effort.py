@@ -22,8 +22,12 @@ CALL_SECONDS = 2e-3
 
 def worth_compiling(problem: Problem, evaluations: int, chunk: int) -> bool:
     """Whether compiling would save clearly more time than it takes, over so many evaluations of chunks of victims."""
-    seconds = evaluations * (CALL_SECONDS + chunk * PASSES * forward_operations(problem) / OPERATIONS_PER_SECOND)
-    return seconds * COMPILED_SAVES > 2 * COMPILE_SECONDS
+    return predicted_seconds(problem, evaluations, chunk) * COMPILED_SAVES > 2 * COMPILE_SECONDS
+
+
+def predicted_seconds(problem: Problem, evaluations: int, chunk: int) -> float:
+    """What so many evaluations take uncompiled on one core, about."""
+    return evaluations * (CALL_SECONDS + chunk * PASSES * forward_operations(problem) / OPERATIONS_PER_SECOND)
 
 
 def forward_operations(problem: Problem) -> int:

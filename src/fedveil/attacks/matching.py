@@ -21,7 +21,7 @@ from torch.func import grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedveil.attacks.costs import COSTS, CostName
-from fedveil.attacks.effort import worth_compiling
+from fedveil.attacks.effort import predicted_seconds, worth_compiling
 from fedveil.attacks.labels import read_label, recover_labels
 from fedveil.attacks.lbfgs import StackedLBFGS
 from fedveil.attacks.priors import mean_square, total_variation
@@ -80,13 +80,30 @@ def match(
         supposed = problem.before or (None,)
         matchers = [Matcher(problem, choices, backend=backend, chunk=chunk, before=each) for each in supposed]
         tries = choices.restarts * len(matchers)
-        report = Counter(progress, choices.steps * tries * matchers[0].chunks(problem.count))
+        report = Counter(progress, steps_in_all(problem, choices, chunk))
         for number in range(tries):
             restart, place = divmod(number, len(matchers))
             tried = matchers[place].run(problem, restart, report)
             best = tried if best is None else better(best, tried)
     assert best is not None
     return best
+
+
+def steps_in_all(problem: Problem, choices: Matching, chunk: int | None = None) -> int:
+    """The steps of an attack over all its tries and chunks of victims."""
+    chunks = -(-problem.count // min(chunk or MOST_VICTIMS, problem.count))
+    return choices.steps * choices.restarts * max(len(problem.before), 1) * chunks
+
+
+def evaluations(problem: Problem, choices: Matching, chunk: int | None = None) -> int:
+    """How often the objective of a chunk of victims is evaluated, about."""
+    return steps_in_all(problem, choices, chunk) * (20 if choices.optimizer == "lbfgs" else 1)
+
+
+def attack_seconds(problem: Problem, choices: Matching) -> float:
+    """What an attack takes in one process, about."""
+    chunk = min(MOST_VICTIMS, problem.count)
+    return predicted_seconds(problem, evaluations(problem, choices, chunk), chunk)
 
 
 def quiet(model: nn.Module) -> nn.Module:
@@ -138,10 +155,6 @@ class Matcher:
         self.chunk = min(chunk or MOST_VICTIMS, problem.count)
         self._functions: dict[bool, Callable[..., Any]] = {}
         self.backend = self._choose(problem, backend)
-
-    def chunks(self, victims: int) -> int:
-        """How many chunks that many victims make."""
-        return -(-victims // self.chunk)
 
     # ---- the objective of one victim -------------------------------------------------------------------
 
@@ -375,9 +388,8 @@ class Matcher:
             return "loop"
         if backend != "auto":
             return "compiled" if backend == "compiled" and compiler_found() else "stacked"
-        evaluations = self.choices.steps * self.choices.restarts * self.chunks(problem.count)
-        evaluations *= 20 if self.choices.optimizer == "lbfgs" else 1
-        worth = worth_compiling(problem, evaluations, self.chunk)
+        own = replace(problem, before=())  # each supposed history has a matcher of its own
+        worth = worth_compiling(own, evaluations(own, self.choices, self.chunk), self.chunk)
         return "compiled" if worth and compiler_found() else "stacked"
 
 

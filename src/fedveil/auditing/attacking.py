@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +20,7 @@ from fedveil.errors import FedveilError
 from fedveil.streams import Streams
 from fedveil.tasks.normalization import Normalization
 from fedveil.tree import Tree, per_client
+from fedveil.workers import Workers
 
 
 @dataclass(frozen=True)
@@ -85,19 +88,25 @@ def noise_like(update: Tree, streams: Streams) -> Tree:
 
 
 def run_roles(
-    attack: Attack, problems: dict[Role, Problem], *, backend: Backend = "auto", progress: Progress | None = None
+    attack: Attack,
+    problems: dict[Role, Problem],
+    *,
+    backend: Backend = "auto",
+    progress: Progress | None = None,
+    workers: Workers | None = None,
 ) -> dict[Role, Reconstruction]:
     """Attack all roles as one stack of victims, so that they share one compiled function."""
     alike = {role: problem for role, problem in problems.items() if not (problem.simulate or problem.before)}
-    outcome = _run_together(attack, alike, backend, progress)
+    run = partial(attack.run, backend=backend, progress=progress, workers=workers)
+    outcome = _run_together(run, alike)
     for role, problem in problems.items():  # replaying what the defense did makes another function
         if role not in alike:
-            outcome[role] = attack.run(problem, backend=backend, progress=progress)
+            outcome[role] = run(problem)
     return {role: outcome[role] for role in problems}
 
 
 def _run_together(
-    attack: Attack, problems: dict[Role, Problem], backend: Backend, progress: Progress | None
+    run: Callable[[Problem], Reconstruction], problems: dict[Role, Problem]
 ) -> dict[Role, Reconstruction]:
     given = list(problems.values())
     first, total = given[0], sum(problem.count for problem in given)
@@ -114,7 +123,7 @@ def _run_together(
         # Every role starts from the same candidates: what differs is the update alone.
         streams=first.streams.rows([row for problem in given for row in range(problem.count)]),
     )
-    found = attack.run(stacked, backend=backend, progress=progress)
+    found = run(stacked)
     outcome, start = {}, 0
     for role, problem in problems.items():
         outcome[role] = found.rows(slice(start, start + problem.count))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,9 @@ from fedveil.streams import Streams
 from fedveil.tasks.models.base import ModelSpec
 from fedveil.tasks.normalization import Normalization
 from fedveil.tree import Tree
+from fedveil.workers import Workers
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,7 @@ def attack_captures(
     seed: int = 0,
     backend: Backend = "auto",
     progress: Progress | None = None,
+    workers: Workers | None = None,
 ) -> dict[Role, Reconstruction]:
     """Reconstruct the batches behind captured updates: naive, adaptive (if a defense is known) and the noise floor.
 
@@ -91,7 +95,7 @@ def attack_captures(
     )
     observed = Tree.stack([pseudo_gradient(capture) for capture in captures])
     problems = problems_by_role(scene, named, defended=observed, undefended=None if named.defenses else observed)
-    return run_roles(attack, problems, backend=backend, progress=progress)
+    return run_roles(attack, problems, backend=backend, progress=progress, workers=workers)
 
 
 def check_captures(captures: Sequence[Capture], setting: CaptureSetting) -> nn.Module:
@@ -99,9 +103,10 @@ def check_captures(captures: Sequence[Capture], setting: CaptureSetting) -> nn.M
     if not captures:
         raise FedveilError("there is no captured update to attack")
     _check_alike(captures)
-    model = setting.model if setting.model is not None else _model(captures[0].facts)
+    model = setting.model if setting.model is not None else _model(captures[0])
     for capture in captures:
         capture.check(model)
+        examples_of(capture)
     pixel_map(captures[0], setting)
     _chain(captures[0], setting).check_message(captures[0].kind)
     return model
@@ -118,15 +123,14 @@ def pixel_map(capture: Capture, setting: CaptureSetting) -> Normalization:
 
 
 def _shape(capture: Capture, setting: CaptureSetting) -> tuple[int, ...]:
-    found = setting.shape or _fact(capture.facts, "shape", tuple, "the shape of an input (--shape 1,28,28)")
-    return tuple(int(length) for length in found)
+    return setting.shape or _fact(capture.facts, "shape", _lengths, "the shape of an input (--shape 1,28,28)")
 
 
 def _chain(capture: Capture, setting: CaptureSetting) -> Chain:
     """The defense that the attacker supposes, or what the capture says of it."""
     given = setting.defense if setting.defense is not None else capture.facts.get("defense")
     if not isinstance(given, Chain | str | None):
-        raise FedveilError(f"the capture's defense is not usable: {given!r}; give it (--defense)")
+        raise FedveilError(f"the capture's defense is not usable: {given!r:.80}; give it (--defense)")
     chain = Chain.of(given)
     return Chain(tuple(defense for defense in chain.defenses if defense.name != "none"))
 
@@ -142,28 +146,64 @@ def _check_alike(captures: Sequence[Capture]) -> None:
                 )
 
 
-def _model(facts: dict[str, Any]) -> nn.Module:
+def _model(capture: Capture) -> nn.Module:
     """The model that a capture of fedveil's own names."""
+    facts = capture.facts
     described = facts.get("model")
-    if not isinstance(described, str | dict):
+    if isinstance(described, str):
+        spec = models.parse(described)
+    elif isinstance(described, dict) and isinstance(described.get("name"), str):
+        spec = models.build(**described)
+    else:
         raise FedveilError("the capture does not name its model: give it (--model lenet), or model= in Python")
-    spec = models.parse(described) if isinstance(described, str) else models.build(**described)
     assert isinstance(spec, ModelSpec)
-    shape = _fact(facts, "shape", tuple, "the shape of an input (--shape 1,28,28)")
-    return spec.build(shape, int(_fact(facts, "classes", int, "the number of classes (--classes 10)")))
+    shape = _fact(facts, "shape", _lengths, "the shape of an input (--shape 1,28,28)")
+    classes = _fact(facts, "classes", _length, "the number of classes (--classes 10)")
+    try:
+        # First without memory: what a file says of its model need not fit what it holds.
+        with torch.device("meta"):
+            outline = spec.build(shape, classes)
+        capture.check(outline)
+        return spec.build(shape, classes)
+    except (RuntimeError, ValueError, TypeError, OverflowError) as error:
+        reason = str(error).strip().partition("\n")[0][:200]
+        raise FedveilError(f"the capture's model cannot be built: {reason}; give it (--model lenet)") from None
 
 
-def _fact(facts: dict[str, Any], name: str, kind: type, what: str) -> Any:
+def _fact(facts: dict[str, Any], name: str, read: Callable[[Any], T], what: str) -> T:
     if facts.get(name) is None:
         raise FedveilError(f"the capture does not tell {what}: give it")
     try:
-        return kind(facts[name])
-    except (TypeError, ValueError):
-        raise FedveilError(f"the capture's {name} is not usable: {facts[name]!r}; give {what}") from None
+        return read(facts[name])
+    except (TypeError, ValueError, OverflowError):
+        raise FedveilError(f"the capture's {name} is not usable: {facts[name]!r:.80}; give {what}") from None
+
+
+def _length(value: Any) -> int:
+    if type(value) is not int or not 0 < value < 2**31:
+        raise ValueError
+    return value
+
+
+def _lengths(value: Any) -> tuple[int, ...]:
+    return tuple(_length(each) for each in _listed(value))
+
+
+def _numbers(value: Any) -> tuple[float, ...]:
+    if not all(type(each) in (int, float) for each in _listed(value)):
+        raise ValueError
+    return tuple(float(each) for each in value)
+
+
+def _listed(value: Any) -> list[Any]:
+    if not isinstance(value, list | tuple) or not value:
+        raise ValueError
+    return list(value)
 
 
 def _steps_per_epoch(capture: Capture, facts: dict[str, Any]) -> int:
-    epochs = int(facts.get("local_epochs") or 1)
+    told = facts.get("local_epochs") is not None
+    epochs = _fact(facts, "local_epochs", _length, "the number of local epochs") if told else 1
     return max(capture.steps // epochs, 1)
 
 
@@ -177,7 +217,8 @@ def _normalization(facts: dict[str, Any], shape: tuple[int, ...]) -> Normalizati
     mean, std = facts.get("mean"), facts.get("std")
     if mean is None or std is None:
         return Normalization((0.0,) * shape[0], (1.0,) * shape[0])
-    return Normalization(tuple(mean), tuple(std))
+    what = "a mean and a standard deviation per channel"
+    return Normalization(_fact(facts, "mean", _numbers, what), _fact(facts, "std", _numbers, what))
 
 
 def truth_labels(targets: Sequence[Tensor], captures: Sequence[Capture]) -> Tensor:

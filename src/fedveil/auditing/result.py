@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict
 
 from fedveil.errors import FedveilError
 from fedveil.fields import problems
+from fedveil.tasks.holdings import Holdings
 
 # Who reconstructs: the attacker without a defense in the way (ceiling); one who does not know the defense (naive);
 # one who does (adaptive); the attack given noise in place of the update, and the mean training image (floors); and
@@ -146,6 +147,7 @@ class Result(Document):
     data: str
     model: str
     protocol: str  # "FedSGD, 4 clients, batch 8"
+    holdings: Holdings | None = None  # who holds what; None in results of versions that did not keep it
     defense: DefenseCard
     verdict: Verdict
     rows: list[Row]

@@ -46,8 +46,9 @@ from fedveil.registry import defenses as defense_registry
 from fedveil.streams import Streams
 from fedveil.tasks.examples import Examples
 from fedveil.tasks.normalization import Normalization
-from fedveil.tasks.task import Task
+from fedveil.tasks.task import Task, holdings
 from fedveil.tree import Tree
+from fedveil.workers import Workers, opened
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,7 @@ def audit(
     train: bool = True,
     watch: Watch | None = None,
     command: str = "",
+    workers: int | Workers = 1,
 ) -> Outcome:
     """Train a task under a defense, attack what clients share, and judge what leaked and what it cost.
 
@@ -81,10 +83,46 @@ def audit(
         update is.
     settings: which updates are attacked and how they are judged.
     folder: where the training runs keep their checkpoints, so that a stopped audit can go on with `resume=True`.
+    workers: so many processes, or those of a pool, train FedAvg's clients and attack.
     """
-    started, begun = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), time.perf_counter()
-    federation, settings, watch = federation or Federation(), settings or Audit(), watch or Watch()
     chain, chosen = _without_none(Chain.of(defense)), _attacks(attack)
+    federation, settings, watch = federation or Federation(), settings or Audit(), watch or Watch()
+    with opened(workers) as pool:
+        return _audit(
+            task,
+            chain,
+            chosen,
+            federation,
+            settings,
+            seed,
+            backend,
+            device,
+            folder,
+            resume,
+            train,
+            watch,
+            command,
+            pool,
+        )
+
+
+def _audit(
+    task: Task,
+    chain: Chain,
+    chosen: list[Attack],
+    federation: Federation,
+    settings: Audit,
+    seed: int,
+    backend: Backend,
+    device: str,
+    folder: Path | str | None,
+    resume: bool,
+    train: bool,
+    watch: Watch,
+    command: str,
+    workers: Workers,
+) -> Outcome:
+    started, begun = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), time.perf_counter()
     normalization = check(task, chain, chosen, federation, settings, train=train)
     tell = watch.stage or (lambda line: None)
     engine = engine_for(task, federation, backend=backend, device=device)
@@ -95,6 +133,7 @@ def audit(
     if train:
         recorded = replace(federation, record_rounds=tuple(r for r in settings.rounds if r > 1), record_clients=1)
         common: dict[str, Any] = {"seed": seed, "backend": backend, "device": device, "observers": watch.observers}
+        common["workers"] = workers if federation.protocol == "fedavg" else 1
         tell("training without a defense" if chain.defenses else "training")
         undefended = federate(task, None, recorded, folder=_sub(folder, "undefended"), resume=resume, **common)
         if chain.defenses:
@@ -121,7 +160,7 @@ def audit(
                 undefended=found.undefended,
                 attackers=settings.attackers,
             )
-            run = partial(run_roles, each, problems, backend=backend, progress=watch.attack)
+            run = partial(run_roles, each, problems, backend=backend, progress=watch.attack, workers=workers)
             path = None if folder is None else Path(folder) / "attacks" / f"{each.name}-round-{number}.safetensors"
             parts.append(kept(path, config | {"attack": attack_registry.describe(each)}, resume, run))
         outcome: dict[Role, Reconstruction] = {r: Reconstruction.concat([p[r] for p in parts]) for r in parts[0]}
@@ -164,6 +203,7 @@ def audit(
         data=task.name,
         model=task.model_name,
         protocol=protocol_words(task, federation),
+        holdings=holdings(task),
         defense=defense_card(chain, promised, probes[0].undefended, probes[0].defended),
         verdict=verdict,
         rows=rows,

@@ -44,6 +44,7 @@ from fedveil.tasks.datasets.base import DataSet
 from fedveil.tasks.examples import ArrayExamples
 from fedveil.tasks.models.base import ModelSpec
 from fedveil.tasks.normalization import Normalization
+from fedveil.workers import Workers
 
 LABELS = ("known", "recovered", "idlg", "optimized")
 DONE = "attack.json"  # written last
@@ -68,6 +69,7 @@ class AttackOptions:
     overwrite: bool
     seed: int
     backend: str
+    workers: str
     as_json: bool
     quiet: bool
 
@@ -76,6 +78,7 @@ def run_attack(given: AttackOptions) -> None:
     """Attack all captures as one stack of victims."""
     if given.backend not in BACKENDS:
         raise unknown_name("backend", given.backend, BACKENDS)
+    pool = Workers.of(given.workers)
     out = _folder(given)
     paths = _capture_paths(given.captures)
     captures = [Capture.load(path) for path in paths]
@@ -88,7 +91,7 @@ def run_attack(given: AttackOptions) -> None:
     others = _others(given, originals, labels, pixel_map(captures[0], setting)) if originals is not None else None
     writable_folder(out)
     display = Display(quiet=given.quiet)
-    with display.running():
+    with display.running(), pool:
         for line in assumed:
             display.stage(line)
         display.stage(f"attacking {len(captures)} update{'s' * (len(captures) > 1)} with {attack.name}")
@@ -100,6 +103,7 @@ def run_attack(given: AttackOptions) -> None:
             seed=given.seed,
             backend=given.backend,
             progress=display.attack,
+            workers=pool,
         )
         rows, arranged = _scored(attack, found, originals, others, pixel_map(captures[0], setting))
         _save(out, paths, found, arranged, originals, rows, pixel_map(captures[0], setting))

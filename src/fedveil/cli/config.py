@@ -29,6 +29,7 @@ from fedveil.registry import attacks, datasets, defenses, models
 from fedveil.tasks.partition import partitions
 from fedveil.tasks.splits import read_split
 from fedveil.tasks.task import Buffers, Task, task
+from fedveil.workers import Workers
 
 # Where and how a run is shown is no part of what it is: these are not written down with it.
 NOT_KEPT = ("out", "overwrite", "json", "quiet")
@@ -68,6 +69,7 @@ class Config(BaseModel):
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     device: str = "cpu"
     backend: Backend = "auto"
+    workers: str = "auto"
     out: Path | None = None
     overwrite: bool = False
     as_json: bool = Field(default=False, alias="json")
@@ -95,6 +97,15 @@ class Config(BaseModel):
         if value not in BACKENDS:
             raise ValueError(str(unknown_name("backend", str(value), BACKENDS)))
         return value
+
+    @field_validator("workers", mode="before")
+    @classmethod
+    def _workers(cls, value: Any) -> str:
+        try:
+            Workers.of(str(value))
+        except FedveilError as error:
+            raise ValueError(str(error)) from None
+        return str(value)
 
     @field_validator("device")
     @classmethod
@@ -125,6 +136,10 @@ class Config(BaseModel):
         if len(set(names)) < len(names):
             raise ValueError(f"each attack can be named once (got {', '.join(names)})")
         return tuple(found)
+
+    def pool(self) -> Workers:
+        """The processes that share the work."""
+        return Workers.of(self.workers)
 
     @property
     def chain(self) -> Chain:

@@ -1,4 +1,4 @@
-"""`fedveil data`: which data sets are there, getting those that are not, and checking their files."""
+"""`fedveil data`: which data sets are there, getting those that are not, checking their files, who holds what."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedveil.cli.options import option, read_values
 from fedveil.errors import FedveilError, unknown_name
 from fedveil.registry import datasets
 from fedveil.tasks.sources import SOURCES, Located, data_root, locate
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 WITHOUT_FILES = {"digits": "comes with scikit-learn", "image-folder": "your own pictures: image-folder:path=FOLDER"}
 
-app = typer.Typer(help="Show, get and check the files of data sets.")
+app = typer.Typer(help="List, get and check data sets, and show how clients share them.")
 Root = Annotated[
     Path | None,
     typer.Option(
@@ -89,6 +90,28 @@ def _check(
             print(said if said.startswith(f"{name}:") else f"{name}: {said}")
     if wrong:
         raise FedveilError(f"{len(wrong)} of {len(chosen)} data sets cannot be used: {', '.join(wrong)}")
+
+
+@app.command("show")
+def _show(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Data set: see `fedveil data list`.")],
+    clients: Annotated[str | None, option("task.clients")] = None,
+    partition: Annotated[str | None, option("task.partition")] = None,
+    split: Annotated[str | None, option("task.split")] = None,
+    limit: Annotated[str | None, option("task.limit")] = None,
+    root: Annotated[str | None, option("task.data_root")] = None,
+    seed: Annotated[str | None, option("seed")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw it, too: a page (.html) or the picture alone (.svg).")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+) -> None:
+    """Show how many training examples of each label every client would hold."""
+    from fedveil.cli.show import show
+
+    given = {"clients": clients, "partition": partition, "split": split, "limit": limit, "data_root": root}
+    values = read_values({**{f"task.{key}": value for key, value in given.items()}, "seed": seed})
+    show(name, values, out, as_json=as_json)
 
 
 def _check_name(name: str) -> None:

@@ -15,6 +15,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 
 if TYPE_CHECKING:
     from fedveil.federation.observers import Observer
+    from fedveil.federation.run import Run
 
 
 class Stopped(Exception):
@@ -53,13 +54,18 @@ class Display:
         from fedveil.federation.observers import Observer
         from fedveil.federation.progress import ProgressBar
 
-        release = self.release
+        release, console = self.release, self.console
 
         class Started(Observer):
             def on_start(self, *told: object) -> None:
                 release()
 
-        return () if self.console.quiet else (Started(), ProgressBar(console=self.console))
+        class Told(Observer):
+            def on_finish(self, run: Run) -> None:
+                for line in beside_the_model(run):
+                    console.print(line, soft_wrap=True, markup=False)
+
+        return () if self.console.quiet else (Started(), ProgressBar(console=self.console), Told())
 
     def attack(self, done: int, total: int) -> None:
         """Steps of an attack, as the engine counts them."""
@@ -90,6 +96,15 @@ class Display:
             raise Stopped(f"stopped; go on with: {go_on}" if go_on else "stopped") from None
         finally:
             self._close()
+
+
+def beside_the_model(run: Run) -> Iterator[str]:
+    """What a run noted besides its model: how good other models are, and how far inputs were moved."""
+    for name, value in run.utility.beside.items():
+        yield f"{name}: test {run.utility.metric} {value:.1%} (not that of the federation's model)"
+    moved = [record for record in run.history if record.perturbation is not None]
+    if moved:
+        yield f"round {moved[-1].round}: {moved[-1].perturbation}"
 
 
 class OneLine(logging.Handler):

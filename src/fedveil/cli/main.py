@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
+import textwrap
 import tomllib
 import traceback
 from collections.abc import Sequence
@@ -150,6 +152,7 @@ def _attack(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier attack there.")] = False,
     seed: Annotated[int, typer.Option(metavar="NUMBER", help="Of the attacker's own draws.", min=0)] = 0,
     backend: Annotated[str, typer.Option(metavar="TEXT", help="auto, loop, stacked or compiled.")] = "auto",
+    workers: Annotated[str, typer.Option(metavar="TEXT", help="Processes that attack: auto or a number.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print a summary as JSON and nothing else.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Do not show progress.")] = False,
     config: Annotated[
@@ -177,6 +180,7 @@ def _attack(
             overwrite=overwrite,
             seed=seed,
             backend=backend,
+            workers=workers,
             as_json=as_json,
             quiet=quiet,
         )
@@ -212,27 +216,32 @@ def _list(
         plain = {name: [_plain(entry) for entry in entries] for name, entries in found.items()}
         print(json.dumps(plain[kind] if kind else plain, indent=1, ensure_ascii=False))
         return
+    width = shutil.get_terminal_size().columns
     for name, entries in found.items():
         if kind is None:
             print(f"{name}:")
         for entry in entries:
-            print(_shown(entry, max(len(each.name) for each in entries)))
+            print("\n".join(_shown(entry, max(len(each.name) for each in entries), width)))
 
 
 def _facts(entry: Entry) -> dict[str, str]:
-    """Place and paper, as far as they are known without importing the class."""
-    facts = {key: str(entry.constants[key]) for key in ("place", "paper") if entry.constants.get(key)}
-    if entry.target.startswith("fedveil.defenses."):
-        facts.setdefault("place", "gradient")  # as the base class has it
-    return facts
+    """Place, guarantee and paper, as far as they are known without importing the class."""
+    facts = {"place": "place", "promises": "guarantee", "paper": "paper"}
+    return {fact: str(entry.constants[key]) for key, fact in facts.items() if entry.constants.get(key)}
 
 
 def _plain(entry: Entry) -> dict[str, str]:
     return {"name": entry.name, "summary": entry.summary, **_facts(entry)}
 
 
-def _shown(entry: Entry, width: int) -> str:
+def _shown(entry: Entry, indent: int, width: int) -> list[str]:
+    """What it does beside its name; below, where a defense acts and what it promises, and the paper."""
     facts = _facts(entry)
-    place = f"[{facts['place']}] " if "place" in facts else ""
-    paper = f" ({facts['paper']})" if "paper" in facts else ""
-    return f"  {entry.name.ljust(width)}  {place}{entry.summary}{paper}"
+    place, guarantee, paper = (facts.get(key, "") for key in ("place", "guarantee", "paper"))
+    acts = f"Acts at: {place}. " if place else ""
+    below = [f"{acts}Guarantee: {guarantee}." if guarantee else acts, f"Paper: {paper}" if paper else ""]
+    room = max(30, width - indent - 5)
+    lines = [line for text in (entry.summary, *below) for line in textwrap.wrap(text, room, break_on_hyphens=False)]
+    first, *others = lines or [""]
+    gap = [""] if any(below) else []  # a block of several lines stands apart
+    return [f"  {entry.name.ljust(indent)}  {first}", *(" " * (indent + 4) + line for line in others), *gap]

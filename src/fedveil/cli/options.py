@@ -119,6 +119,14 @@ SETTINGS = (
         command="train",
     ),
     Setting(
+        "federation.local_utility",
+        "--local-utility",
+        "number",
+        "Evaluate also the own models of so many clients a round.",
+        FEDERATION,
+        "0",
+    ),
+    Setting(
         "attack",
         "--attack",
         "specs",
@@ -191,11 +199,13 @@ SETTINGS = (
     Setting("seed", "--seed", "number", "Of everything random.", RUN, "0"),
     Setting("device", "--device", "text", "Where to compute: cpu, cuda, mps.", RUN, "cpu"),
     Setting("backend", "--backend", "text", "auto, loop, stacked or compiled.", RUN, "auto"),
+    Setting("workers", "--workers", "text", "Processes for FedAvg and attacks: auto or a number.", RUN, "auto"),
     Setting("out", "--out", "text", "Output folder.", RUN, "fedveil-out/DATA-MODEL-DEFENSE-NUMBER"),
     Setting("overwrite", "--overwrite", "switch", "Replace an earlier run in the output folder.", RUN),
     Setting("json", "--json", "switch", "Print a summary as JSON, and nothing else, on standard output.", RUN),
     Setting("quiet", "--quiet", "switch", "Do not show progress.", RUN),
 )
+_BY_KEY = {setting.key: setting for setting in SETTINGS}
 _METAVARS = {"text": "TEXT", "number": "NUMBER", "numbers": "N,N", "steps": "ROUND:RATE", "specs": "SPEC"}
 
 
@@ -214,8 +224,7 @@ def with_settings(command: Command) -> Callable[[Callable[[Given], None]], Calla
 
     def decorate(function: Callable[[Given], None]) -> Callable[..., None]:
         def typed(*, config: Path | None = None, resume: bool = False, **options: Any) -> None:
-            given = {s.key: s.read(options[s.name]) for s in chosen if options[s.name] not in (None, [])}
-            function(Given(given, config, resume))
+            function(Given(read_values({s.key: options[s.name] for s in chosen}), config, resume))
 
         file = typer.Option("--config", metavar="FILE", help="TOML file; options win over it.", rich_help_panel=RUN)
         again = typer.Option("--resume", help="Go on with a stopped run.", rich_help_panel=RUN, show_default=False)
@@ -230,20 +239,29 @@ def with_settings(command: Command) -> Callable[[Callable[[Given], None]], Calla
     return decorate
 
 
-def _parameter(setting: Setting) -> inspect.Parameter:
-    shown: bool | str = setting.default or False
-    option = typer.Option(
+def option(key: str) -> Any:
+    """The option of a key of the table, for the signature of a command."""
+    setting = _BY_KEY[key]
+    return typer.Option(
         setting.flag,
         help=setting.help,
-        show_default=shown,
+        show_default=setting.default or False,
         metavar=_METAVARS.get(setting.kind),
         rich_help_panel=setting.panel,
     )
+
+
+def read_values(options: dict[str, Any]) -> dict[str, Any]:
+    """What was typed for keys of the table, as the configuration file would have it; without what was not given."""
+    return {key: _BY_KEY[key].read(value) for key, value in options.items() if value not in (None, [])}
+
+
+def _parameter(setting: Setting) -> inspect.Parameter:
     if setting.kind == "switch":
-        return _keyword(setting.name, None, Annotated[bool | None, option])
+        return _keyword(setting.name, None, Annotated[bool | None, option(setting.key)])
     if setting.kind == "specs":
-        return _keyword(setting.name, None, Annotated[list[str] | None, option])
-    return _keyword(setting.name, None, Annotated[str | None, option])
+        return _keyword(setting.name, None, Annotated[list[str] | None, option(setting.key)])
+    return _keyword(setting.name, None, Annotated[str | None, option(setting.key)])
 
 
 def _keyword(name: str, default: Any, annotation: Any) -> inspect.Parameter:

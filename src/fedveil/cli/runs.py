@@ -35,7 +35,7 @@ def run_audit(given: Given) -> None:
     place.take(config)
     display = Display(quiet=config.quiet, resumes=place.resumes)
     command = _command(config, place)
-    with display.running(f"{command} --resume"):
+    with display.running(f"{command} --resume"), config.pool() as pool:
         outcome = audit(
             task,
             config.chain,
@@ -50,6 +50,7 @@ def run_audit(given: Given) -> None:
             train=config.trains,
             watch=Watch(observers=display.observers(), stage=display.stage, attack=display.attack),
             command=command,
+            workers=pool,
         )
         outcome.save(place.path)
         _show_audit(outcome, place, config)
@@ -87,7 +88,7 @@ def run_train(given: Given) -> None:
     _check_training(config, task)
     place.take(config)
     display = Display(quiet=config.quiet, resumes=place.resumes)
-    with display.running(f"{_command(config, place)} --resume"):
+    with display.running(f"{_command(config, place)} --resume"), config.pool() as pool:
         display.stage(f"training under {config.chain}" if config.defense else "training")
         run = federate(
             task,
@@ -99,6 +100,7 @@ def run_train(given: Given) -> None:
             observers=display.observers(),
             folder=place.path,
             resume=place.resumes,
+            workers=pool,
         )
         _save_run(run, task, place)
     _show_run(run, place, config)

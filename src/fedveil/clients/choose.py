@@ -7,6 +7,7 @@ only where the time it is predicted to save is well above the time it takes to c
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import logging
@@ -18,17 +19,21 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from fedveil.clients.compiling import compiler_found
 from fedveil.clients.engine import BACKENDS, Backend, Chosen, Engine, Loss
 from fedveil.errors import FedveilError, unknown_name
 from fedveil.files import write_atomically
 from fedveil.streams import Streams
-from fedveil.tasks.inputs import Inputs, map_inputs
+from fedveil.tasks.inputs import Inputs, as_arguments, map_inputs
 from fedveil.tree import Tree
 
 log = logging.getLogger("fedveil")
 
+# Measured on one core with small networks.
+OPERATIONS_PER_SECOND = 2e10
+CALL_SECONDS = 5e-4
 COMPILE_SECONDS = 30.0  # what compiling one function takes
 COMPILED_SAVES = 0.5  # share of the stacked time that compiling saves on small models
 
@@ -142,6 +147,15 @@ def _calibrated(engine: Engine, sample: tuple[Inputs, Tensor], one_copy: bool) -
         except (OSError, FedveilError) as error:
             log.info("the calibration is not kept: %s", error)
     return known[key]
+
+
+def predicted_seconds(model: nn.Module, sample: tuple[Inputs, Tensor], gradients: int) -> float:
+    """What so many gradients take on one core, about, from their counted arithmetic: the same on a busy machine."""
+    arguments, keywords = as_arguments(sample[0])
+    counter = FlopCounterMode(display=False)
+    with torch.no_grad(), torch.random.fork_rng(devices=[]), counter:
+        copy.deepcopy(model)(*arguments, **keywords)  # batch norm would move its statistics
+    return gradients * (CALL_SECONDS + 3 * int(counter.get_total_flops()) / OPERATIONS_PER_SECOND)
 
 
 def cache_folder() -> Path:

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fedveil.clients.choose import make_engine
+from fedveil.clients.choose import make_engine, predicted_seconds
 from fedveil.clients.engine import Backend, Engine, Row
 from fedveil.defenses.base import Defense
 from fedveil.defenses.chain import Chain
@@ -31,10 +31,10 @@ from fedveil.federation.server import Server
 from fedveil.federation.settings import Federation
 from fedveil.federation.steps import Plan, group_step
 from fedveil.files import writable_folder
-from fedveil.tasks.inputs import map_inputs
+from fedveil.tasks.inputs import Inputs, map_inputs
 from fedveil.tasks.task import Task
 from fedveil.tree import Tree
-from fedveil.workers import Workers
+from fedveil.workers import Workers, opened
 
 ROUNDS = {"fedsgd": fedsgd_round, "fedavg": fedavg_round}
 
@@ -84,13 +84,14 @@ def federate(
     found = store.load(torch.device(device)) if store and resume else None
     machinery = found[1] if found else None
     with ExitStack() as stack:
-        pool = workers if isinstance(workers, Workers) else stack.enter_context(Workers(workers))
-        _check_workers(pool, settings, device)
-        engine = engine_for(task, settings, backend=backend, device=device, machinery=machinery, workers=pool.count)
+        pool = stack.enter_context(opened(workers))
+        several = _several(pool, task, settings, device)
+        count = pool.count if several else 1
+        engine = engine_for(task, settings, backend=backend, device=device, machinery=machinery, workers=count)
         plan = Plan(task, chain, settings, seed, engine, torch.device(device), tuple(observers))
         plan.check()
         dry_step(plan)
-        if pool.count > 1:
+        if several:
             plan = replace(plan, workers=pool, task_place=pool.share(task))
         for observer in plan.observers:
             stack.callback(observer.on_stop)
@@ -100,13 +101,35 @@ def federate(
         return run
 
 
-def _check_workers(pool: Workers, settings: Federation, device: str | torch.device) -> None:
-    if pool.count > 1 and settings.protocol == "fedsgd":
-        raise FedveilError(
-            "several worker processes serve FedAvg only: under FedSGD all clients meet the server after every batch"
-        )
-    if pool.count > 1 and torch.device(device).type != "cpu":
-        raise FedveilError(f"worker processes compute on the processor, not on {device}: use workers=1 there")
+def _several(pool: Workers, task: Task, settings: Federation, device: str | torch.device) -> bool:
+    """Whether this run uses the pool's processes; what they cannot do is refused where they were asked for."""
+    if settings.protocol == "fedsgd":
+        if pool.forced:
+            raise FedveilError(
+                "several worker processes serve FedAvg only: under FedSGD all clients meet the server after every batch"
+            )
+        return False
+    if torch.device(device).type != "cpu":
+        if pool.forced:
+            raise FedveilError(f"worker processes compute on the processor, not on {device}: use workers=1 there")
+        return False
+    gradients = settings.rounds * _steps(task, settings) * _clients_of_a_round(task, settings)
+    return pool.worth(lambda: predicted_seconds(task.model, _sample(task, settings, "cpu"), gradients))
+
+
+def _steps(task: Task, settings: Federation) -> int:
+    """Of a client in a round, at most."""
+    return settings.local_epochs * -(-max(len(places) for places in task.clients) // settings.batch_size)
+
+
+def _clients_of_a_round(task: Task, settings: Federation) -> int:
+    return len(sampled_clients(0, len(task.clients), settings.sampling_rate, 1))
+
+
+def _sample(task: Task, settings: Federation, device: str | torch.device) -> tuple[Inputs, Tensor]:
+    """A client's batch."""
+    inputs, targets = task.train.batch(task.clients[0][: settings.batch_size])
+    return map_inputs(lambda tensor: tensor.to(device), inputs), targets.to(device)
 
 
 def dry_step(plan: Plan) -> None:
@@ -160,11 +183,6 @@ def engine_for(
                 f"the run was made on the backend {machinery.backend}: go on with it, or start anew without resume"
             )
         return Engine(model, task.loss, backend=machinery.backend, chunk=machinery.chunk, perturb=task.perturb)
-    sizes = [len(places) for places in task.clients]
-    clients = len(sampled_clients(0, len(sizes), settings.sampling_rate, 1))
-    inputs, targets = task.train.batch(task.clients[0][: settings.batch_size])
-    sample = map_inputs(lambda tensor: tensor.to(device), inputs), targets.to(device)
-    steps = settings.rounds * settings.local_epochs * -(-max(sizes) // settings.batch_size)
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(1 if workers > 1 else threads)  # as in a worker, for what is timed to choose a backend
@@ -172,9 +190,9 @@ def engine_for(
             model,
             task.loss,
             backend=backend,
-            clients=-(-clients // workers),
-            sample=sample,
-            steps=steps,
+            clients=-(-_clients_of_a_round(task, settings) // workers),
+            sample=_sample(task, settings, device),
+            steps=settings.rounds * _steps(task, settings),
             perturb=task.perturb,
             one_copy=settings.protocol == "fedsgd",
         )

@@ -1,7 +1,7 @@
 """Charts as inline SVG: they scale, print, follow dark mode through the page's CSS and need no script.
 
 Lines are labeled at their ends instead of in a legend, and differ in dash pattern as well as in color. Colors, dashes
-and fonts are in `templates/report.css`, under the class named by `Series.style`.
+and fonts are in `templates/charts.css`, under the class named by `Series.style`.
 """
 
 from __future__ import annotations
@@ -11,15 +11,12 @@ import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from fedveil.auditing.result import Estimate
+from fedveil.report.drawing import FONT, LINE, characters, svg, text, text_width
 from fedveil.report.scales import Scale, drawable, linear_scale, log_scale
 
-FONT = 13.0
-LINE = 16.0
-# The reader's font is not known here; this is the width of a character in a wide one (DejaVu Sans), in font sizes.
-CHARACTER = 0.62
 # Longer series are thinned: more points than pixels only make the file larger.
 MOST_POINTS = 400
 
@@ -64,10 +61,10 @@ def line_chart(
     y_scale = y_log or linear_scale(heights, percent=y.percent, whole=y.whole)
 
     labels = [textwrap.wrap(one.label, 18) or [""] for one in shown]
-    y_title = textwrap.wrap(y.title + (" (log scale)" if y_log else ""), _characters(width - 8))
-    left = max(_width(text) for text in y_scale.labels or ("",)) + 10
-    right = width - max(_width(line) for label in labels for line in label) - 22
-    x_title = textwrap.wrap(x.title, _characters(right))
+    y_title = textwrap.wrap(y.title + (" (log scale)" if y_log else ""), characters(width - 8))
+    left = max(text_width(label) for label in y_scale.labels or ("",)) + 10
+    right = width - max(text_width(line) for label in labels for line in label) - 22
+    x_title = textwrap.wrap(x.title, characters(right))
     top = LINE * len(y_title) + 14
     # A crowd of labels makes the chart taller instead of overlapping.
     bottom = max(height - LINE * (len(x_title) + 1) - 12, top + LINE * sum(map(len, labels)) + 4 * len(labels))
@@ -77,9 +74,9 @@ def line_chart(
         across, up = x_scale.place(point[0]), y_scale.place(point[1])
         return left + across * (right - left), bottom - up * (bottom - top)
 
-    parts = [_text(line, 0, LINE * (i + 0.8), "axis-title") for i, line in enumerate(y_title)]
+    parts = [text(line, 0, LINE * (i + 0.8), "axis-title") for i, line in enumerate(y_title)]
     parts += _grid(x_scale, y_scale, left, right, top, bottom)
-    parts += [_text(line, right, bottom + LINE * (i + 2) + 6, "axis-title end") for i, line in enumerate(x_title)]
+    parts += [text(line, right, bottom + LINE * (i + 2) + 6, "axis-title end") for i, line in enumerate(x_title)]
     parts += [_band(one, index, place) for index, one in enumerate(shown)]
     parts += [_line(one, place) for one in shown]
 
@@ -92,10 +89,10 @@ def line_chart(
             )
         )
         first = center - LINE * (len(label) - 1) / 2 + FONT * 0.35
-        parts += [_text(line, right + 16, first + LINE * i, "label") for i, line in enumerate(label)]
+        parts += [text(line, right + 16, first + LINE * i, "label") for i, line in enumerate(label)]
 
     description = ". ".join(_told(one, y) for one in shown)
-    return _svg(title, description, width, height, parts)
+    return svg(title, description, width, height, parts)
 
 
 def interval_bar(estimate: Estimate | None, style: str, chance: float | None = None) -> Markup:
@@ -206,15 +203,15 @@ def _grid(x: Scale, y: Scale, left: float, right: float, top: float, bottom: flo
     for tick, label in zip(y.ticks, y.labels, strict=True):
         at = bottom - y.place(tick) * (bottom - top)
         parts.append(Markup('<path class="grid" d="M{:.1f} {:.1f}H{:.1f}"/>').format(left, at, right))
-        parts.append(_text(label, left - 6, at + FONT * 0.35, "tick end"))
+        parts.append(text(label, left - 6, at + FONT * 0.35, "tick end"))
     parts.append(Markup('<path class="axis" d="M{:.1f} {:.1f}H{:.1f}"/>').format(left, bottom, right))
     edge = -math.inf
     for tick, label in zip(x.ticks, x.labels, strict=True):
         at = left + x.place(tick) * (right - left)
         parts.append(Markup('<path class="axis" d="M{:.1f} {:.1f}v4"/>').format(at, bottom))
-        if at - _width(label) / 2 > edge:
-            parts.append(_text(label, at, bottom + LINE + 4, "tick middle"))
-            edge = at + _width(label) / 2 + 6
+        if at - text_width(label) / 2 > edge:
+            parts.append(text(label, at, bottom + LINE + 4, "tick middle"))
+            edge = at + text_width(label) / 2 + 6
     return parts
 
 
@@ -229,24 +226,6 @@ def _told(series: Series, axis: Axis) -> str:
     return f"{series.label}: {number(first)} at {start:g}, {number(last)} at {end:g}"
 
 
-def _width(text: str) -> float:
-    return CHARACTER * FONT * len(text)
-
-
-def _characters(width: float) -> int:
-    return max(10, int(width / (CHARACTER * FONT)))
-
-
-def _text(text: str, x: float, y: float, style: str) -> Markup:
-    return Markup('<text class="{}" x="{:.1f}" y="{:.1f}">{}</text>').format(style, x, y, text)
-
-
 def _empty_chart(title: str, width: float) -> Markup:
-    note = _text("Nothing to draw: no finite values.", 0, LINE * 1.5, "axis-title")
-    return _svg(title, "Nothing to draw.", width, LINE * 2.5, [note])
-
-
-def _svg(title: str, description: str, width: float, height: float, parts: Sequence[Markup]) -> Markup:
-    return Markup(
-        '<svg class="chart" role="img" viewBox="0 0 {:g} {:.0f}"><title>{}</title><desc>{}</desc>{}</svg>'
-    ).format(width, height, escape(title), escape(description), Markup("\n").join(parts))
+    note = text("Nothing to draw: no finite values.", 0, LINE * 1.5, "axis-title")
+    return svg(title, "Nothing to draw.", width, LINE * 2.5, [note])

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import json
-from functools import cache
 from pathlib import Path
-
-from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from fedveil.auditing.result import Images, Result
 from fedveil.errors import FedveilError
 from fedveil.files import write_atomically
-from fedveil.report import view, words
+from fedveil.report import clients, view
+from fedveil.report.environment import environment
 
 
 def render(result: Result, images: Images) -> str:
     """The report as one HTML document. All text of the result is escaped."""
     _check(images)
     return (
-        _environment()
+        environment()
         .get_template("report.html")
         .render(
             result=result,
@@ -28,6 +26,7 @@ def render(result: Result, images: Images) -> str:
             table=view.table(result),
             cost_charts=view.cost_charts(result.cost),
             cost_rows=list(view.cost_rows(result.cost)),
+            holdings=None if result.holdings is None else clients.held(result.holdings),
             attacks=[(run, view.attack_charts(run)) for run in result.attacks],
             config=json.dumps(result.provenance.config, indent=2, ensure_ascii=False, default=str),
         )
@@ -49,16 +48,3 @@ def _check(images: Images) -> None:
                 f"the images of {attack or 'no attack'} ({role}) have shape {pictures.shape}, "
                 f"the originals {shape}: they must agree in channels, height and width"
             )
-
-
-@cache
-def _environment() -> Environment:
-    environment = Environment(
-        loader=PackageLoader("fedveil.report", "templates"),
-        autoescape=True,  # for every file, whatever its name: the result holds text of strangers
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.globals["words"] = words
-    return environment

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -16,16 +17,21 @@ from torch.nn import functional
 from fedveil.errors import FedveilError
 from fedveil.registry import datasets, models
 from fedveil.tasks.check import Loss, check_fit, check_model
-from fedveil.tasks.datasets.base import DataSet
+from fedveil.tasks.datasets.base import DataSet, LoadedData
+from fedveil.tasks.datasets.text import LoadedText
 from fedveil.tasks.examples import Examples
 from fedveil.tasks.fingerprint import fingerprint
+from fedveil.tasks.holdings import Holdings
 from fedveil.tasks.inputs import leaf, leaves
 from fedveil.tasks.models.base import ModelSpec
+from fedveil.tasks.models.transformer import TextModel, Transformer
 from fedveil.tasks.normalization import Normalization
 from fedveil.tasks.own_data import read_own_data
 from fedveil.tasks.partition import Partition, partitions
 from fedveil.tasks.randomness import derived_key
 from fedveil.tasks.splits import Parts, Split, read_split, splits
+from fedveil.tasks.tokens import PERTURBED, LoadedTokens, next_token_loss, tokenized, without_tokens
+from fedveil.tasks.vocabulary import vocabulary_of
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +71,7 @@ class Task:
     test: Examples
     clients: tuple[Tensor, ...]  # one per client: places in `train`
     classes: int | None  # None where the output is not one score per class, as with several labels at once
+    label_names: tuple[str, ...]  # of the classes, or of the labels that an example may have
     shape: tuple[int, ...]  # of one input, or of its part `perturb` (else the first part)
     normalization: Normalization | None
     buffers: Buffers
@@ -106,6 +113,7 @@ class Task:
             test=parts.test,
             clients=members,
             classes=classes,
+            label_names=tuple(map(str, range(_kinds(parts.train, classes)))),
             shape=_shape(parts.train, perturb),
             normalization=normalization,
             buffers=buffers,
@@ -163,18 +171,18 @@ def task(
     limit: use only the first so many training examples.
     """
     _check_buffers(buffers)
-    if limit is not None and limit < 1:
-        raise FedveilError(f"limit must be at least 1, got {limit}")
     chosen_split, chosen_partition = read_split(split), _read_partition(partition)
     spec = models.parse(model) if isinstance(model, str) else model
     source: DataSet = datasets.parse(name)
-    data = source.load(None if data_root is None else Path(data_root))
-    if data.note:
-        logger.warning("%s: %s", source.name, data.note)
-    module = spec if isinstance(spec, nn.Module) else build_model(spec, data.shape, data.classes, seed)
-    parts = chosen_split.divide(data, seed)
-    if limit is not None:
-        parts = Parts(parts.train.subset(range(min(limit, len(parts.train)))), parts.validation, parts.test)
+    loaded = _load(source, data_root, limit)
+    data: LoadedData | LoadedTokens
+    module: nn.Module
+    if isinstance(loaded, LoadedText):
+        module, data = _text(loaded, spec, seed)
+    else:
+        data = loaded
+        module = spec if isinstance(spec, nn.Module) else build_model(spec, data.shape, data.classes, seed)
+    parts = _divide(data, chosen_split, seed, limit)
     made = Task(
         module,
         parts,
@@ -182,6 +190,7 @@ def task(
         partition=chosen_partition,
         seed=seed,
         buffers=buffers,
+        perturb=PERTURBED if isinstance(data, LoadedTokens) else None,
         name=source.name,
     )
     named = isinstance(spec, ModelSpec)
@@ -197,7 +206,8 @@ def task(
     }
     _set(
         made,
-        classes=None if data.train.multi_label else data.classes,
+        classes=None if data.train.multi_label else len(data.class_names) or None,
+        label_names=data.class_names,
         normalization=data.normalization,
         note=data.note,
         model_name=spec.name if named else type(spec).__name__,
@@ -209,9 +219,29 @@ def task(
 
 def build_model(spec: ModelSpec, shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
     """The module of a spec with weights that depend on the seed alone."""
+    with _seeded(seed):
+        return spec.build(shape, classes)
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """torch's generator as the seed of a run sets it for initial weights; after that as it was."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(derived_key(seed, "model") % 2**64)
-        return spec.build(shape, classes)
+        yield
+
+
+def _text(data: LoadedText, spec: ModelSpec | nn.Module, seed: int) -> tuple[TextModel, LoadedTokens]:
+    """The model for a data set of text, and the texts as its tokens."""
+    if not isinstance(spec, Transformer):
+        given = spec.name if isinstance(spec, ModelSpec) else type(spec).__name__
+        raise FedveilError(
+            f"{data.name} is text, which {given} does not take: use {'bert' if data.classes else 'gpt2'}"
+        )
+    vocabulary = vocabulary_of(data, spec.pieces, spec.entries)
+    with _seeded(seed):
+        module = spec.build_text(data.name, vocabulary, data.length, data.classes)
+    return module, tokenized(data, vocabulary, module.width)
 
 
 def label_table(task: Task) -> list[list[int]]:
@@ -220,14 +250,75 @@ def label_table(task: Task) -> list[list[int]]:
     >>> label_table(task("digits", clients=2, limit=20))
     [[0, 2, 1, 1, 1, 2, 1, 2, 0, 0], [3, 0, 1, 1, 1, 0, 1, 0, 2, 1]]
     """
-    labels = task.train.labels
-    if task.train.multi_label:
-        return [[int(count) for count in labels[places].sum(0)] for places in task.clients]
-    classes = task.classes or int(labels.max()) + 1
-    return [torch.bincount(labels[places], minlength=classes).tolist() for places in task.clients]
+    return holdings(task).counts
+
+
+def holdings(task: Task) -> Holdings:
+    """Who holds what in a task."""
+    partition = str(task.description.get("partition", ""))
+    return _holdings(task.train, task.clients, task.label_names, partition)
+
+
+def holdings_of(
+    name: str,
+    *,
+    clients: int = 4,
+    split: str | Sequence[float] | Split = "own",
+    partition: str | Partition = "iid",
+    seed: int = 0,
+    data_root: Path | str | None = None,
+    limit: int | None = None,
+) -> Holdings:
+    """Who would hold what in the `task` of the same settings, without a model.
+
+    >>> holdings_of("digits", clients=2, limit=20).sizes
+    [10, 10]
+    """
+    chosen_split, chosen_partition = read_split(split), _read_partition(partition)
+    loaded = _load(datasets.parse(name), data_root, limit)
+    data = without_tokens(loaded) if isinstance(loaded, LoadedText) else loaded
+    parts = _divide(data, chosen_split, seed, limit)
+    members = _clients(clients, parts.train, chosen_partition, seed)
+    return _holdings(parts.train, members, data.class_names, partitions.spell(chosen_partition))
+
+
+def _holdings(train: Examples, clients: Sequence[Tensor], names: tuple[str, ...], partition: str) -> Holdings:
+    held = [train.labels[places] for places in clients]
+    if train.multi_label:
+        counts = [labels.long().sum(0).tolist() for labels in held]
+    elif train.next_tokens:
+        counts = [[] for _ in held]
+    else:
+        counts = [torch.bincount(labels, minlength=len(names)).tolist() for labels in held]
+    sizes = [len(labels) for labels in held]
+    return Holdings(labels=list(names), sizes=sizes, counts=counts, several=train.multi_label, partition=partition)
+
+
+def _kinds(train: Examples, classes: int | None) -> int:
+    """How many labels there are; running text has none."""
+    if train.next_tokens:
+        return 0
+    return train.labels.shape[1] if train.multi_label else classes or int(train.labels.max()) + 1
+
+
+def _load(source: DataSet, data_root: Path | str | None, limit: int | None) -> LoadedData | LoadedText:
+    if limit is not None and limit < 1:
+        raise FedveilError(f"limit must be at least 1, got {limit}")
+    return source.load(None if data_root is None else Path(data_root))
+
+
+def _divide(data: LoadedData | LoadedTokens, split: Split, seed: int, limit: int | None) -> Parts:
+    if data.note:
+        logger.warning("%s: %s", data.name, data.note)
+    parts = split.divide(data, seed)
+    if limit is not None:
+        parts = Parts(parts.train.subset(range(min(limit, len(parts.train)))), parts.validation, parts.test)
+    return parts
 
 
 def _usual_loss(parts: Parts) -> Loss:
+    if parts.train.next_tokens:
+        return next_token_loss
     return functional.binary_cross_entropy_with_logits if parts.train.multi_label else functional.cross_entropy
 
 
