@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -23,6 +23,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedveil.errors import FedveilError
+from fedveil.tree import Tree
+
+Shaped = TypeVar("Shaped", Tensor, Tree)
 
 
 class Streams:
@@ -116,19 +119,29 @@ class Streams:
             seen.add(i)
         return Streams(self._lineage, tuple(self._clients[i] for i in picked), sources)
 
-    # ---- draws shaped like a tensor ------------------------------------------------------------------
+    # ---- draws shaped like a tensor, or like all tensors of a tree in one go ---------------------------
 
-    def normal_like(self, tensor: Tensor) -> Tensor:
+    def normal_like(self, like: Shaped) -> Shaped:
         """Standard normal numbers of the tensor's shape, type and device."""
-        return self.normal(*self._shape_of(tensor), dtype=tensor.dtype).to(tensor.device)
+        return self._like(like, self.normal)
 
-    def uniform_like(self, tensor: Tensor) -> Tensor:
+    def uniform_like(self, like: Shaped) -> Shaped:
         """Uniform numbers in [0, 1) of the tensor's shape, type and device."""
-        return self.uniform(*self._shape_of(tensor), dtype=tensor.dtype).to(tensor.device)
+        return self._like(like, self.uniform)
 
-    def laplace_like(self, tensor: Tensor) -> Tensor:
+    def laplace_like(self, like: Shaped) -> Shaped:
         """Laplace numbers of scale 1 (variance 2) of the tensor's shape, type and device."""
-        return self.laplace(*self._shape_of(tensor), dtype=tensor.dtype).to(tensor.device)
+        return self._like(like, self.laplace)
+
+    def _like(self, like: Shaped, draw: Callable[..., Tensor]) -> Shaped:
+        if isinstance(like, Tensor):
+            return draw(*self._shape_of(like), dtype=like.dtype).to(like.device)
+        if len(kinds := {(tensor.dtype, tensor.device) for tensor in like.values()}) != 1:
+            return like.map(lambda tensor: self._like(tensor, draw))
+        ((dtype, device),) = kinds
+        if like.count != self.count:
+            raise ValueError(f"the first axis must be the {self.count} clients, but the tree has {like.count}")
+        return like.unflat(draw(like.size, dtype=dtype).to(device))
 
     def _shape_of(self, tensor: Tensor) -> torch.Size:
         if tensor.dim() == 0 or tensor.shape[0] != self.count:
@@ -157,11 +170,8 @@ class Streams:
     def laplace(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """Laplace numbers of scale 1 (variance 2): shape (K, *shape)."""
         _check_floating(dtype)
-        words = self._words(math.prod(shape))
-        # The magnitude is exponential, by its inverse CDF. 1 - u is at least 2^-53, so there is no log of 0.
-        values = -np.log1p(-_unit(words))
-        _sign(values, words)
-        return torch.from_numpy(values).reshape(self.count, *shape).to(dtype)
+        drawn = np.float64 if dtype == torch.float64 else np.float32
+        return self._fill(shape, drawn, lambda source, row: source.laplace(row)).to(dtype)
 
     def integers(self, high: int, *shape: int) -> Tensor:
         """Whole numbers 0, ..., high - 1, all equally likely: int64 of shape (K, *shape)."""
@@ -262,6 +272,7 @@ class _Source(Protocol):
     def twin(self) -> _Source: ...
     def words(self, count: int) -> NDArray[np.uint64]: ...
     def normal(self, row: NDArray[Any]) -> None: ...
+    def laplace(self, row: NDArray[Any]) -> None: ...
     def uniform(self, row: NDArray[Any]) -> None: ...
     def integers(self, row: NDArray[Any], high: int) -> None: ...
     def permutation(self, row: NDArray[Any]) -> None: ...
@@ -292,6 +303,11 @@ class _KeyedSource:
 
     def normal(self, row: NDArray[Any]) -> None:
         self.generator.standard_normal(dtype=row.dtype.type, out=row)
+
+    def laplace(self, row: NDArray[Any]) -> None:
+        self.generator.standard_exponential(dtype=row.dtype.type, out=row)
+        bits = np.frombuffer(self.generator.bytes(-(-row.size // 8)), np.uint8)
+        np.negative(row, out=row, where=np.unpackbits(bits, count=row.size).view(bool))
 
     def uniform(self, row: NDArray[Any]) -> None:
         self.generator.random(dtype=row.dtype.type, out=row)
@@ -330,6 +346,12 @@ class _SystemSource:
         # Half a normal by its inverse CDF, on 52-bit midpoints in (0, 1/2): never 0 or 1, and both tails alike.
         half = ((words >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-53
         row[:] = torch.special.ndtri(torch.from_numpy(half)).numpy()
+        _sign(row, words)
+
+    def laplace(self, row: NDArray[Any]) -> None:
+        words = self.words(row.size)
+        # The magnitude is exponential, by its inverse CDF. 1 - u is at least 2^-53, so there is no log of 0.
+        row[:] = -np.log1p(-_unit(words))
         _sign(row, words)
 
     def uniform(self, row: NDArray[Any]) -> None:

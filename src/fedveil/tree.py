@@ -158,8 +158,11 @@ class Tree(Mapping[str, Tensor]):
 
     def isfinite(self) -> Tensor:
         """Whether all of a client's entries are finite: shape (K,)."""
-        checks = [torch.isfinite(matrix(t)).all(1) for t in self._tensors.values() if t.is_floating_point()]
-        return torch.stack(checks).all(0) if checks else torch.ones(self.count, dtype=torch.bool)
+        floating = [matrix(tensor) for tensor in self._tensors.values() if tensor.is_floating_point()]
+        # A finite sum has finite terms: one pass, where looking at every entry takes three.
+        if floating and not torch.isfinite(torch.stack([tensor.sum(1).double() for tensor in floating])).all():
+            return torch.stack([torch.isfinite(tensor).all(1) for tensor in floating]).all(0)
+        return torch.ones(self.count, dtype=torch.bool)
 
     def to(self, *arguments: torch.device | torch.dtype | str) -> Tree:
         """Every floating tensor moved or cast; integers are only moved."""

@@ -183,6 +183,16 @@ def bad_numbers_are_not_hidden(spec, value):
         assert finite.tolist() == [True, False, True, True]
 
 
+def bad_inputs_are_not_hidden(spec, value):
+    """The same for data that is not finite: what a client makes of it is refused, and no other client feels it."""
+    for example in range(2):
+        batch = make_batch()
+        batch.inputs[1, example, 2] = value
+        found = apply(spec, batch)
+        assert found.isfinite().tolist() == [True, False, True, True]
+        assert equal(found.rows([0, 2, 3]), apply(spec, make_batch()).rows([0, 2, 3]))
+
+
 def zero_updates_stay_finite(spec):
     batch = make_batch()
     zero = batch.gradient() * 0.0
@@ -198,9 +208,19 @@ def knowledge_has_the_shapes_of_the_update(spec):
     check_knowledge(defense, apply(spec, batch))
 
 
+def sent_out(observed):
+    """Some weights of the updates' shapes, as a server may have sent them."""
+    return observed.map(lambda t: torch.linspace(-1, 1, t.numel(), dtype=t.dtype).reshape(t.shape))
+
+
 def check_knowledge(defense, observed):
-    for kind in ("gradient", "weights", "delta"):
-        known = defense.knowledge(observed, Facts(kind=kind))
+    for facts in (
+        Facts(),
+        Facts(kind="weights"),
+        Facts(kind="weights", before=sent_out(observed)),
+        Facts(kind="delta"),
+    ):
+        known = defense.knowledge(observed, facts)
         for tree in (known.target, known.weight):
             assert {n: t.shape for n, t in tree.items()} == {n: t.shape for n, t in observed.items()}
             assert tree.isfinite().all()
@@ -211,11 +231,13 @@ def check_knowledge(defense, observed):
 def knowledge_treats_clients_apart(spec):
     observed = apply(spec, make_batch())
     defense = defenses.parse(spec)
-    whole = defense.knowledge(observed, Facts())
-    alone = defense.knowledge(observed.rows([2]), Facts())
-    for name in observed:
-        torch.testing.assert_close(alone.target[name], whole.target[name][2:3])
-        torch.testing.assert_close(alone.weight[name], whole.weight[name][2:3])
+    before = sent_out(observed)
+    for kind in ("gradient", "weights"):
+        whole = defense.knowledge(observed, Facts(kind=kind, before=before))
+        alone = defense.knowledge(observed.rows([2]), Facts(kind=kind, before=before.rows([2])))
+        for name in observed:
+            torch.testing.assert_close(alone.target[name], whole.target[name][2:3])
+            torch.testing.assert_close(alone.weight[name], whole.weight[name][2:3])
 
 
 def check_measures(defense, update):

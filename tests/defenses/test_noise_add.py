@@ -85,11 +85,16 @@ def test_that_trust_finds_inputs_better_than_equal_trust(ratio):
     assert errors[1] < 0.5 * errors[0]
 
 
-def test_noise_on_whole_weights_cannot_be_told_from_a_pseudo_gradient():
-    shared = protect(NoiseAdd(), layers())
-    known = NoiseAdd().knowledge(shared, Facts(kind="weights"))
+def test_noise_on_whole_weights_is_known_from_those_that_were_sent():
+    before, lr = layers(), 0.1
+    change = before.map(lambda t: torch.ones_like(t) * 1e-3)
+    shared = (before - protect(NoiseAdd(), before - change)) / lr
+    known = NoiseAdd().knowledge(shared, Facts(kind="weights", lr=lr, before=before))
     assert torch.equal(known.target["large"], shared["large"])
-    assert (known.weight["large"] == 1).all()
+    assert (known.weight["small"] == 1).all()
+    assert float(known.weight["large"].mean()) == pytest.approx((1e-4 / 50) ** 2, rel=0.1)
+    unknown = NoiseAdd().knowledge(shared, Facts(kind="weights", lr=lr))
+    assert (unknown.weight["large"] == 1).all()
 
 
 @settings(max_examples=40, deadline=None)

@@ -10,10 +10,13 @@ from scipy import stats
 from torch.nn import functional as F
 
 import fedveil as fv
+from fedveil.attacks.costs import cosine
 from fedveil.defenses.base import Facts
 from fedveil.defenses.guarantee import Exposure, PureLDP
 from fedveil.defenses.ldp import happens
+from fedveil.defenses.pnpm import PNPM
 from fedveil.defenses.spm import SPM
+from fedveil.federation.capture import step_weight
 from fedveil.registry import models
 from fedveil.tree import Tree
 
@@ -100,10 +103,12 @@ def test_draws_are_independent_over_entries_tensors_and_clients():
     assert correlation.abs().max() < 4.5 / 20_000**0.5
 
 
-def test_zeros_stay_zero():
-    update = Tree({"w": torch.tensor([[0.0, 1.0, -0.0, 2.0]] * 3)})
-    for defense in (SPM(), SPM(debias=True), SPM(epsilon=1e-3)):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_zeros_stay_zero(dtype):
+    update = Tree({"w": torch.tensor([[0.0, 1.0, -0.0, 2.0]] * 3, dtype=dtype)})
+    for defense in (SPM(), SPM(debias=True), SPM(epsilon=1e-3), PNPM()):
         sent = protect(defense, update)["w"]
+        assert sent.dtype == dtype
         assert torch.equal(sent == 0, update["w"] == 0)
 
 
@@ -165,6 +170,20 @@ def test_samples_follow_the_exact_density(epsilon):
 
 
 @BUDGETS
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("mechanism", [SPM, PNPM])
+def test_what_is_drawn_for_both_signs_keeps_to_the_ratio_and_reaches_it(epsilon, dtype, mechanism):
+    plus, minus = (
+        draws(mechanism(epsilon=epsilon), sign, 100_000, dtype, seed) for seed, sign in enumerate((1.0, -1.0))
+    )
+    share, other = float((plus > 0).double().mean()), float((minus > 0).double().mean())
+    slack = 4.5 / (100_000 * other) ** 0.5
+    assert math.log(share / other) == pytest.approx(epsilon, abs=slack)
+    # The size has the same law for both: it tells nothing of the sign.
+    assert stats.ks_2samp(plus.abs().numpy(), minus.abs().numpy()).pvalue > 1e-4
+
+
+@BUDGETS
 def test_the_likelihood_ratio_is_bounded_between_signs_only(epsilon):
     c = (math.exp(epsilon) + 1) / (math.exp(epsilon) - 1)
     grid = [s * float(y) for y in torch.linspace(1.0, c, 50)[1:-1] for s in (-1, 1)]
@@ -180,19 +199,17 @@ def test_the_likelihood_ratio_is_bounded_between_signs_only(epsilon):
     assert not (draws(SPM(epsilon=epsilon), min(c, 2)).abs() < between).any()
 
 
-def test_the_guarantee_says_both_numbers_and_what_is_not_covered():
+def test_the_guarantee_says_what_is_not_covered():
     promise = SPM(epsilon=0.3).guarantee(Exposure(203_530, 50, 1, 0.6))
     assert promise.sentence == (
-        "Formal guarantee: ε = 0.3 per entry's sign and round; composed over 203,530 entries and 50 rounds: "
-        "ε = 3.1e6, which is no protection; sizes are not covered, each goes out times a factor between 1 and 6.72."
+        "Formal guarantee: ε = 0.3 per entry's sign and round; sizes are not covered, each goes out times a factor "
+        "between 1 and 6.72."
     )
     assert promise.mechanism == PureLDP(0.3, coordinates=203_530)
     assert "sign" in promise.protects
     assert promise.caveat == "Sizes are not covered, each goes out times a factor between 1 and 6.72."
     assert "between 1.74 and 11.7" in SPM(epsilon=0.3, debias=True).guarantee(Exposure(10, 2, 1, 1.0)).caveat
-    per_batch = SPM(epsilon=0.5).guarantee(Exposure(100, 2, 30, 1.0)).sentence
-    assert "per entry's sign and update; composed over 100 entries and 60 updates: ε = 3,000, which" in per_batch
-    assert "no protection" not in SPM(epsilon=0.1).guarantee(Exposure(10, 2, 1, 1.0)).sentence
+    assert "per entry's sign and update;" in SPM(epsilon=0.5).guarantee(Exposure(100, 2, 30, 1.0)).sentence
 
 
 def test_it_protects_every_kind_of_message():
@@ -237,16 +254,27 @@ def test_the_informed_estimate_is_closer(epsilon, debias, kind):
 
 
 @pytest.mark.parametrize("epsilon", [0.3, 1.9, 3.9, 6.0, 50.0])
-def test_on_weights_flipped_signs_stand_out(epsilon):
+@pytest.mark.parametrize("lr, steps, momentum", [(0.1, 1, 0.0), (0.01, 4, 0.9)])
+def test_on_weights_the_change_shows_to_whoever_sent_them(epsilon, lr, steps, momentum):
     truth, _, params = gradients()
     before = Tree.expand({name: p.detach() for name, p in params.items()}, truth.count)
-    defense, lr = SPM(epsilon=epsilon), 0.1
-    observed = (before - protect(defense, before - truth * lr)) / lr
-    known = defense.knowledge(observed, Facts(kind="weights", lr=lr))
+    defense, scale = SPM(epsilon=epsilon), step_weight((lr,) * steps, momentum)
+    observed = (before - protect(defense, before - truth * scale)) / scale
+    known = defense.knowledge(observed, Facts(kind="weights", lr=lr, steps=steps, momentum=momentum, before=before))
+    matched = 1 - cosine(truth.row(0), known.target.row(0), known.weight.row(0))
+    plain = 1 - cosine(truth.row(0), observed.row(0), observed.map(torch.ones_like).row(0))
     if epsilon == 50:  # nothing flips, nothing may be lost
         assert error(known.target, truth) < 1e-6
+        assert matched > 0.999
     else:
-        assert error(known.target, truth) < error(observed, truth) / 10
+        assert error(known.target, truth) < min(1.0, error(observed, truth) / 10)
+        assert matched > 0.7 > plain + 0.2
+
+
+def test_an_attacker_who_is_not_told_the_weights_takes_them_as_they_came():
+    observed, _, _ = gradients()
+    known = SPM().knowledge(observed, Facts(kind="weights"))
+    assert all(torch.equal(known.target[name], observed[name]) for name in observed)
 
 
 def test_sizes_alone_give_the_input_of_a_first_linear_layer():

@@ -14,7 +14,9 @@ import safetensors.torch
 import torch
 
 from fedveil.defenses.chain import Chain
+from fedveil.defenses.fedbarre import FedBARRE
 from fedveil.defenses.gradient_dropout import GradientDropout
+from fedveil.defenses.spm import SPM
 from fedveil.errors import FedveilError
 from fedveil.federation.checkpoint import configuration, load_checkpoint
 from fedveil.federation.observers import Observer
@@ -82,6 +84,17 @@ def test_resumed_runs_are_equal_to_the_last_bit(tmp_path: Path, protocol: str, b
     again = federate(made, defense, settings, folder=tmp_path, resume=True, observers=[noted])
     assert noted.calls == [("start", 5), ("finish",), ("stop",)]
     assert_same_run(whole, again)
+
+
+@pytest.mark.parametrize("protocol", ["fedsgd", "fedavg"])
+def test_what_stands_beside_the_utility_survives(tmp_path: Path, protocol: str) -> None:
+    made = small_task(sizes=SIZES)
+    settings = replace(SETTINGS, protocol=protocol, local_utility=2)  # type: ignore[arg-type]
+    defense = Chain((Shift(), FedBARRE(models=2, lr=0.5), SPM(epsilon=2.0)))
+    whole = federate(made, defense, settings, backend="stacked")
+    assert all("randomized ensemble" in record.utility.beside for record in whole.history)
+    assert any(record.perturbation is not None for record in whole.history)
+    assert_same_run(whole, interrupted(made, settings, tmp_path, 1, 3, defense=defense))
 
 
 def test_early_stopping_and_warmup_survive(tmp_path: Path) -> None:

@@ -1,16 +1,20 @@
-"""The model zoo: every image data set and model of the five papers trains under every registered defense.
+"""The model zoo: every data set and model of the five papers trains under every registered defense.
 
 Pictures are noise of the right shape with labels of the right number, models are narrow where they have a width, and a
 run is one or two steps: this is about what fits together, not about what is learned. Pictures of 256 pixels have 72
-here, which is the same stem, but for one real step each. What cannot fit together is refused in one line.
-
-The papers' text pairs (FedEM's CoLA, SST-2 and WikiText-2 with BERT and GPT-2) are out of scope here.
+here, which is the same stem, but for one real step each. Texts are the first lines of the real sets where this checkout
+has them beside it, else made up. What cannot fit together is refused in one line.
 """
 
 from __future__ import annotations
 
+import atexit
 import functools
+import itertools
+import shutil
+import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -50,13 +54,17 @@ BLOOD = Data((3, 28, 28), 8)
 PNEUMONIA = Data((1, 28, 28), 2, (0.5719,), (0.1684,))
 OCT = Data((1, 28, 28), 4)
 BREAST = Data((1, 28, 28), 2, (0.3276,), (0.2057,))
+# How the command line writes the sets of text; a tenth of CoLA would be too little for validation.
+COLA = "cola:length=10"
+SST2 = "sst2:length=10"
+WIKITEXT2 = "wikitext2:length=10,vocabulary=300"
 
 
 @dataclass(frozen=True)
 class Pair:
     """A data set and a model of some paper."""
 
-    data: Data
+    data: Data | str
     model: str
     clients: int = 4
     examples: int = 4  # of each client, in batches of 2
@@ -71,6 +79,10 @@ PAIRS = {
     "cifar100-resnet18": Pair(CIFAR100, "resnet18:width=2", examples=2),
     "cifar100-resnet18-group": Pair(CIFAR100, "resnet18:width=2,norm=group"),
     "tiny-imagenet-resnet18": Pair(TINY_IMAGENET, "resnet18:width=1", examples=2),
+    # Three clients: Duchi's two values of an even number can cancel out, and BERT's last bias starts at zero.
+    "cola-bert": Pair(COLA, "bert:width=8,layers=1,heads=2", clients=3),
+    "sst2-bert": Pair(SST2, "bert:width=8,layers=1,heads=2", clients=3, backend="loop"),
+    "wikitext2-gpt2": Pair(WIKITEXT2, "gpt2:width=8,layers=1,heads=2"),
     # Gradient Dropout
     "cifar10-resnet18-sigmoid": Pair(CIFAR10, "resnet18:width=2,activation=sigmoid", examples=2),
     "fmnist-resnet18-sigmoid": Pair(FMNIST, "resnet18:width=2,activation=sigmoid", examples=2),
@@ -119,11 +131,16 @@ BATCH_NORM = (
     "breast-resnet18",
 )
 REFUSED = {(pair, "dp-sgd"): "per-example gradients do not exist under batch norm" for pair in BATCH_NORM}
+# The output layer of GPT-2 is its table of embeddings, and the others are of a kind of their own.
+REFUSED["wikitext2-gpt2", "soteria"] = "soteria needs a model with a trained linear layer: this one has none"
 
 
 def make_task(pair: Pair, *, validation: bool = True) -> fv.Task:
     """Noise in the pair's shape, divided evenly; labels go up to the last class."""
     data, count = pair.data, pair.clients * pair.examples
+    if isinstance(data, str):
+        split = "own:validation=0.2" if data == COLA else "own"
+        return fv.task(data, model=pair.model, clients=pair.clients, split=split, data_root=texts(), limit=count)
     random = np.random.default_rng(0)
 
     def part(size: int) -> tuple[np.ndarray, np.ndarray]:
@@ -137,12 +154,52 @@ def make_task(pair: Pair, *, validation: bool = True) -> fv.Task:
     return fv.Task(model, parts, clients=pair.clients, normalization=data.normalization)
 
 
+REAL = Path(__file__).parents[3] / "shared" / "data" / "text"
+
+
+def lines(file: str, made_up: str, count: int) -> str:
+    """The first lines of a real file, or so many copies of a made-up one with other words in it."""
+    if (REAL / file).is_file():
+        with (REAL / file).open(encoding="utf-8") as real:
+            return "".join(itertools.islice(real, count))
+    words = ("river", "stone", "light", "paper")
+    return "".join(made_up.format(label=place % 2, word=words[place % 4]) + "\n" for place in range(count))
+
+
+@functools.cache
+def texts() -> Path:
+    """Files of the three sets of text, as they are distributed but short."""
+    folder = Path(tempfile.mkdtemp(prefix="fedveil-zoo-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    for part, count in (("in_domain_train", 20), ("in_domain_dev", 3), ("out_of_domain_dev", 3)):
+        write(
+            folder / f"cola/{part}.tsv", lines(f"cola/{part}.tsv", "gj04\t{label}\t\tThe {word} sank the boat.", count)
+        )
+    for part, count in (("train", 16), ("dev", 4), ("test", 4)):
+        write(folder / f"sst2/{part}.tsv", lines(f"sst2/{part}.tsv", "a {word} of charm and wit\t{label}", count))
+    for part, file, count in (("train", "valid", 24), ("valid", "test", 12), ("test", "test", 12)):
+        text = lines(
+            f"wikitext-2/{file}.txt", " The {word} was rebuilt in 188{label} , and again after the war . ", count
+        )
+        write(folder / f"wikitext-2/wiki.{part}.tokens", text)
+    return folder
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+
+
 task_of = functools.cache(lambda name: make_task(PAIRS[name]))
 
 
 def spec_of(pair: str, defense: str) -> str:
     if defense == "fedbarre" and "resnet18" in pair and pair != "cifar10-resnet18":
         return "fedbarre:models=1,pgd_steps=1"
+    if defense == "clip" and "bert" in pair:
+        # A new BERT hardly tells sentences apart: where a batch has both labels its gradient has the norm 4e-4, else
+        # 0.7, and all batches may have both.
+        return "clip:norm=1e-4"
     return SETTINGS.get(defense, defense)
 
 

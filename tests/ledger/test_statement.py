@@ -117,6 +117,18 @@ def test_pure_local_privacy_is_stated_per_release_and_composed_side_by_side():
     assert "1,000 coordinates and 120 releases in 30 rounds ε = 240,000" in steps.sentence
 
 
+@pytest.mark.parametrize("spec", ["spm", "pnpm", "pm", "duchi", "ldp-fl", "ldp-fl:adaptive=true"])
+def test_a_paragraph_composes_once_and_says_its_caveat_once(spec):
+    found = statement(Chain.of(spec), EXPOSURE)
+    caveat = Chain.of(spec).defenses[0].guarantee(EXPOSURE).caveat
+    assert found.paragraph.count("composed over") == found.paragraph.count("no protection") == 1
+    assert found.paragraph.lower().count(caveat.lower().rstrip(".")) == 1
+    # Where it does not hold, it is told what it would cover; beside others, what those do.
+    bare = statement(Chain.of(spec), dataclasses.replace(EXPOSURE, bare_rounds=2)).paragraph
+    assert caveat.lower().rstrip(".") in bare.lower()
+    assert "gaussian-noise: none is claimed" in statement(Chain.of(f"{spec}+gaussian-noise"), EXPOSURE).paragraph
+
+
 def test_a_trusted_server_is_named_beside_the_number():
     found = statement(Chain.of("cdp:noise_multiplier=20"), EXPOSURE)
     assert "for all data of a client over 30 rounds" in found.sentence

@@ -18,6 +18,10 @@ def check(
 ) -> Normalization:
     """Refuse what cannot work, in one line and before anything is trained; returns the images' normalization."""
     chain.check_message(federation.message)
+    if task.perturb is not None:
+        raise FedveilError(
+            f"an audit scores images, and {task.name} has other inputs: fedveil train takes them, attacks on them do not"
+        )
     if not chosen:
         raise FedveilError("an audit needs an attack: see `fedveil list attacks`")
     if not settings.rounds or len(set(settings.rounds)) < len(settings.rounds):

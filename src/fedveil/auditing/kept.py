@@ -11,10 +11,12 @@ from typing import Any, cast
 import safetensors.torch
 import torch
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
 from fedveil.attacks.problem import Reconstruction
 from fedveil.auditing.result import Role
 from fedveil.files import write_atomically
+from fedveil.tasks.fingerprint import fingerprint
 
 Found = dict[Role, Reconstruction]
 _TENSORS = ("inputs", "labels", "cost", "costs", "iterates")
@@ -38,8 +40,14 @@ def _save(path: Path, mark: str, found: Found) -> None:
     }
     rest = {role: {"steps": outcome.steps, "seconds": outcome.seconds} for role, outcome in found.items()}
     path.parent.mkdir(parents=True, exist_ok=True)
-    metadata = {"fedveil-attack": mark, "rest": json.dumps(rest)}
+    metadata = {"fedveil-attack": mark, "rest": json.dumps(rest), "sha256": _seal(tensors, rest)}
     write_atomically(path, safetensors.torch.save(tensors, metadata))
+
+
+def _seal(tensors: dict[str, Tensor], rest: object) -> str:
+    """The hash of all that is kept: the format itself would not notice a flipped bit."""
+    text = json.dumps(rest, sort_keys=True)
+    return hashlib.sha256(f"{fingerprint(sorted(tensors.items()))} {text}".encode()).hexdigest()
 
 
 def _load(path: Path, mark: str) -> Found | None:
@@ -50,13 +58,16 @@ def _load(path: Path, mark: str) -> Found | None:
             if metadata.get("fedveil-attack") != mark:
                 return None
             rest = json.loads(metadata["rest"])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no dict)
+            if metadata["sha256"] != _seal(tensors, rest):
+                return None
             return {
                 cast(Role, role): Reconstruction(
-                    **{name: file.get_tensor(f"{role}/{name}") for name in _TENSORS},
+                    **{name: tensors[f"{role}/{name}"] for name in _TENSORS},
                     steps=list(said["steps"]),
                     seconds=float(said["seconds"]),
                 )
                 for role, said in rest.items()
             }
-    except (OSError, SafetensorError, KeyError, ValueError, TypeError):
+    except (OSError, SafetensorError, KeyError, ValueError, TypeError, AttributeError, RecursionError):
         return None

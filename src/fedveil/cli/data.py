@@ -141,6 +141,7 @@ def _readable(name: str, root: Path | None) -> bool:
 
 def _checked(name: str, root: Path | None) -> str:
     """What a set holds, after it was read whole."""
+    from fedveil.tasks.datasets.text import LoadedText
     from fedveil.tasks.fetch import matches
     from fedveil.tasks.image_files import ImageFiles
 
@@ -149,7 +150,8 @@ def _checked(name: str, root: Path | None) -> str:
         if isinstance(part.images, ImageFiles):
             for place in range(len(part)):
                 part.images.read(place)
-    facts = [" + ".join(f"{len(part):,}" for part in data.parts.values()) + " images", "×".join(map(str, data.shape))]
+    kind = "texts" if isinstance(data, LoadedText) else "images"
+    facts = [" + ".join(f"{len(part):,}" for part in data.parts.values()) + f" {kind}", "×".join(map(str, data.shape))]
     if data.note:
         facts.append(data.note)
     source = SOURCES.get(name)

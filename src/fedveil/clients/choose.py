@@ -26,6 +26,7 @@ from fedveil.clients.engine import BACKENDS, Backend, Chosen, Engine, Loss
 from fedveil.errors import FedveilError, unknown_name
 from fedveil.files import write_atomically
 from fedveil.streams import Streams
+from fedveil.tasks.cache import cache_folder
 from fedveil.tasks.inputs import Inputs, as_arguments, map_inputs
 from fedveil.tree import Tree
 
@@ -156,14 +157,6 @@ def predicted_seconds(model: nn.Module, sample: tuple[Inputs, Tensor], gradients
     with torch.no_grad(), torch.random.fork_rng(devices=[]), counter:
         copy.deepcopy(model)(*arguments, **keywords)  # batch norm would move its statistics
     return gradients * (CALL_SECONDS + 3 * int(counter.get_total_flops()) / OPERATIONS_PER_SECOND)
-
-
-def cache_folder() -> Path:
-    """Where fedveil keeps what it can compute again: FEDVEIL_CACHE, or the user's cache folder."""
-    chosen = os.environ.get("FEDVEIL_CACHE")
-    if chosen:
-        return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedveil"
 
 
 def _one_step(engine: Engine, clients: int, sample: tuple[Inputs, Tensor], one_copy: bool = True) -> float:

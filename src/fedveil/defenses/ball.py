@@ -9,9 +9,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fedveil.clients.batch import ClientBatch
 from fedveil.streams import Streams
 
 Norm = Literal["l2", "linf"]
+PADDING = "attention_mask"  # the part of text inputs that tells tokens from padding
 TINY = 1e-30  # keeps a division by the length of nothing finite
 VANISHED = 1e-9  # below this share of the lower bound a perturbation has no direction worth keeping
 
@@ -76,15 +78,30 @@ class Ring:
         return draw / length.clamp_min(TINY) * length.clamp(self.low, self.high)
 
 
-def top_share(values: Tensor, share: float, axes: int = 2, *, channels_together: bool = False) -> Tensor:
+def not_padding(batch: ClientBatch) -> Tensor | None:
+    """For text: which positions are tokens, shaped to multiply their embeddings. Padding is not perturbed."""
+    if isinstance(batch.inputs, Tensor) or PADDING not in batch.inputs:
+        return None
+    mask, like = batch.inputs[PADDING], batch.perturbed
+    if like.shape[: mask.dim()] != mask.shape:
+        return None
+    return mask.bool().reshape(*mask.shape, *[1] * (like.dim() - mask.dim()))
+
+
+def top_share(
+    values: Tensor, share: float, axes: int = 2, *, channels_together: bool = False, among: Tensor | None = None
+) -> Tensor:
     """A mask of the `share` of each example's entries with the greatest magnitude: at least one, at most that share.
 
     channels_together: of each example's pixels, ranked by the sum of |value| over the first axis of the example.
+    among: a mask of the entries that count at all; the share is of these, and it takes none of the others.
 
     >>> top_share(torch.tensor([[[3.0, -4.0, 1.0, 0.0]]]), 0.5)
     tensor([[[ True,  True, False, False]]])
     """
     size = values.abs()
+    if among is not None:
+        return _top_share_among(size, share, among.expand_as(size), axes)
     if channels_together:
         size = size.sum(axes, keepdim=True)
     flat = size.reshape(*size.shape[:axes], -1)
@@ -94,3 +111,11 @@ def top_share(values: Tensor, share: float, axes: int = 2, *, channels_together:
     best = flat.topk(count, dim=-1).indices
     mask = torch.zeros_like(flat, dtype=torch.bool).scatter(-1, best, torch.ones_like(best, dtype=torch.bool))
     return mask.reshape(size.shape).expand(values.shape)
+
+
+def _top_share_among(size: Tensor, share: float, among: Tensor, axes: int) -> Tensor:
+    """Examples differ in how many entries count, so that each has a rank of its own up to which it takes them."""
+    flat = torch.where(among, size, -1.0).reshape(*size.shape[:axes], -1)
+    room = (share * among.reshape(flat.shape).sum(-1, keepdim=True) + 1e-9).floor().clamp_min(1)
+    rank = flat.argsort(dim=-1, descending=True, stable=True).argsort(dim=-1)
+    return ((rank < room) & (flat >= 0)).reshape(size.shape)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from torch import Tensor
 
 from fedveil.defenses.base import Defense, Strength
@@ -44,8 +46,8 @@ class CDP(Defense):
 
     def aggregate(self, updates: Tree, weights: Tensor, streams: Streams) -> Tree:
         """u · min(1, clip/‖u‖) + N(0, (noise_multiplier·clip)²/m), such that the weighted mean is the plain one."""
-        sigma = self.noise_multiplier * self.clip / updates.count**0.5
-        noisy = clipped(updates, self.clip).map(lambda u: u + sigma * streams.normal_like(u))
+        sigma = self.noise_multiplier * self.clip / math.sqrt(updates.count)
+        noisy = clipped(updates, self.clip) + streams.normal_like(updates) * sigma
         equal = weights.mean() / weights
         return noisy.map(lambda u: u * per_client(equal.to(u), u))
 

@@ -7,11 +7,9 @@ import math
 import torch
 from torch import Tensor
 
-from fedveil.clients.batch import ClientBatch
-from fedveil.defenses.base import Defense, Facts, Knowledge, Strength
-from fedveil.defenses.guarantee import Exposure, Guarantee
-from fedveil.defenses.ldp import Epsilon, happens, per_coordinate, precision_measures, randomized
-from fedveil.fields import Positive, declared
+from fedveil.defenses.base import Facts, Knowledge
+from fedveil.defenses.ldp import BoundedMechanism, happens, precision_measures
+from fedveil.fields import declared
 from fedveil.registry import defenses
 from fedveil.streams import Streams
 from fedveil.tree import Tree
@@ -19,7 +17,7 @@ from fedveil.tree import Tree
 
 @defenses.register("duchi")
 @declared
-class Duchi(Defense):
+class Duchi(BoundedMechanism):
     """Send ±bound·C for every entry, with C = (e^ε+1)/(e^ε−1), plus with the odds that make the mean right.
 
     With t = ω/bound in [−1, 1], P(+) = ½ + t(e^ε−1)/(2(e^ε+1)). Our reading: values are clamped to
@@ -28,39 +26,23 @@ class Duchi(Defense):
     """
 
     place = "upload"
-    of = ("weights", "delta")
     paper = "Duchi, Jordan, Wainwright, Local privacy, data processing inequalities, and statistical minimax rates"
-    promises = "ε-LDP of each entry, per round"
-    reads_data = False
     weaknesses = (
         "Every entry goes out with at least the size of the bound: few clients cannot average that away.",
         "Entries beyond the bound are cut, which biases them.",
         "ε is per entry and round: composed over a model it is no protection.",
     )
-    strength = Strength("epsilon", "down")
-    epsilon: Epsilon = 0.3  # ε
-    bound: Positive = 1.0
 
-    def protect(self, update: Tree, batch: ClientBatch) -> Tree:
-        """bound·duchi(ω/bound), every entry anew."""
-        return randomized(update, lambda value: self.bound * duchi(value / self.bound, self.epsilon, batch.streams))
-
-    def guarantee(self, exposure: Exposure) -> Guarantee:
-        """ε of each entry in each round, composed over the run."""
-        return per_coordinate(
-            self.epsilon,
-            exposure,
-            each="entry",
-            protects="the value of each entry",
-            remark="any two values of one entry are covered",
-        )
+    def draw(self, t: Tensor, streams: Streams) -> Tensor:
+        """See `duchi`."""
+        return duchi(t, self.epsilon, streams)
 
     def knowledge(self, observed: Tree, facts: Facts) -> Knowledge:
         """Shrunk by the share of signal, and trusted by it: the same for every entry.
 
         What is sent has one size, so nothing in it tells how strong a layer's signal is. The share takes entries as
-        uniform within the bound: (bound²/3)/(bound·C)². On weights, w_t would show which of them lie near the bound
-        and are surer for it; it is not among what this method is given.
+        uniform within the bound: (bound²/3)/(bound·C)². On weights, w_t shows which of them lie near the bound and are
+        surer for it; next to one step's change all of them are noise, so that is not made use of.
         """
         share = signal_prior(self.epsilon)
         return Knowledge(target=observed * share, weight=observed.map(lambda tensor: torch.full_like(tensor, share)))

@@ -14,8 +14,8 @@ from torch.func import functional_call
 
 from fedveil.clients.batch import ClientBatch, Shared
 from fedveil.clients.engine import Engine
-from fedveil.defenses.ball import Ring
-from fedveil.defenses.base import Defense, Facts, Knowledge, StepsBefore, Strength
+from fedveil.defenses.ball import Ring, not_padding
+from fedveil.defenses.base import Defense, Facts, Knowledge, OwnModels, StepsBefore, Strength
 from fedveil.defenses.guarantee import Exposure, Guarantee
 from fedveil.errors import FedveilError
 from fedveil.fields import Count, CountOrZero, NonNegative, Positive, Probability, declared
@@ -116,17 +116,31 @@ class FedBARRE(Defense):
         table = torch.stack(losses, 1) if losses else torch.zeros(batch.count, 1, device=batch.targets.device)
         return Ensemble(tuple(members), self._weights(table), table, batch.buffers)
 
+    def own_models(self, batch: ClientBatch) -> OwnModels:
+        """The randomized ensemble. The paper's accuracy may be its; the global model's is another number."""
+        found = self.train_ensemble(batch)
+        return OwnModels("randomized ensemble", tuple(member.params for member in found.members), found.alpha)
+
     def _perturbation(self, batch: ClientBatch, params: Tree, streams: Streams) -> Tensor:
-        inputs = batch.perturbed
-        noise = streams.normal_like(inputs)
+        inputs, real = batch.perturbed, not_padding(batch)
         turn = streams.fold("direction")
-        delta = self.ring.project(self._sigma(math.prod(inputs.shape[2:])) * noise, lambda: turn.normal_like(inputs))
+
+        def masked(values: Tensor) -> Tensor:
+            return values if real is None else values * real
+
+        def projected(delta: Tensor) -> Tensor:
+            return self.ring.project(delta, lambda: masked(turn.normal_like(inputs)))
+
+        size: int | Tensor = math.prod(inputs.shape[2:])
+        if real is not None:
+            size = real.expand_as(inputs).flatten(2).sum(2).reshape(*inputs.shape[:2], *[1] * (inputs.dim() - 2))
+        delta = projected(masked(self._sigma(size) * streams.normal_like(inputs)))
         for _ in range(self.pgd_steps):
             slope = batch.input_gradient(batch.with_perturbed(inputs + delta), params)
-            delta = self.ring.project(delta - self.pgd_lr * slope, lambda: turn.normal_like(inputs))
+            delta = projected(delta - self.pgd_lr * masked(slope))
         return delta
 
-    def _sigma(self, size: int) -> float:
+    def _sigma(self, size: int | Tensor) -> float | Tensor:
         return self.high / size**0.5 if self.sigma is None else self.sigma
 
     def _terms(self, batch: ClientBatch, delta: Tensor) -> list[tuple[float, Inputs]]:
@@ -233,35 +247,6 @@ class Ensemble:
         answers = self.scores(engine, inputs).argmax(-1)
         drawn = self.draw(answers.shape[-1], streams)
         return answers.gather(1, drawn.unsqueeze(1)).squeeze(1)
-
-
-@dataclass(frozen=True)
-class EnsembleAccuracy:
-    """How often the global model and each client's ensemble are right: two different numbers."""
-
-    global_model: float
-    ensemble: Tensor  # (K,): of the randomized prediction, one draw per question
-    expected: Tensor  # (K,): its mean over all draws, Σ α_m · accuracy of θ_m
-
-
-def ensemble_accuracy(
-    defense: FedBARRE, batch: ClientBatch, inputs: Inputs, targets: Tensor, streams: Streams
-) -> EnsembleAccuracy:
-    """The accuracies of the global model that the clients of a batch start from, and of what they train from it.
-
-    inputs, targets: test examples, the same for all clients; `batch` is a step of theirs with validation data.
-    """
-    found = defense.train_ensemble(batch)
-    right = (found.scores(batch.engine, inputs).argmax(-1) == targets).double().mean(-1)  # (K, M)
-    start = Ensemble(
-        (Member(batch.params, torch.empty(0)),), found.alpha.new_ones(batch.count, 1), found.validation, batch.buffers
-    )
-    whole = start.scores(batch.engine, inputs).argmax(-1) == targets
-    return EnsembleAccuracy(
-        global_model=float(whole.double().mean()),
-        ensemble=(found.predict(batch.engine, inputs, streams) == targets).double().mean(-1),
-        expected=(right * found.alpha.double()).sum(1),
-    )
 
 
 def _pick(trees: list[Tree], best: Tensor) -> Tree:

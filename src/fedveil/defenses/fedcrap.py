@@ -40,8 +40,8 @@ class FedCRAP(FedEM):
     channels_together: bool = False  # rank pixels by the sum of |G| over their channels, and move all of them
     projection: Literal["delta", "masked"] = "delta"  # bound ‖δ‖ (our reading) or ‖M ⊙ δ‖ (the paper's Eq. 4)
 
-    def _focus(self, slope: Tensor) -> Tensor:
-        return top_share(slope, self.share, channels_together=self._by_pixel(slope, 2))
+    def _focus(self, slope: Tensor, real: Tensor | None) -> Tensor:
+        return top_share(slope, self.share, channels_together=self._by_pixel(slope, 2), among=real)
 
     def _project(self, delta: Tensor, focus: Tensor, streams: Streams) -> Tensor:
         if self.projection == "delta":

@@ -45,13 +45,17 @@ class GradientDropout(Defense):
 
     def protect(self, update: Tree, batch: ClientBatch) -> Tree:
         """Algorithm 1: every layer, every entry, fresh each time."""
+        chance, decoys = batch.streams.uniform_like(update), batch.streams.normal_like(update)
+        # NaN and infinity always pass: a decoy in their place would hide a broken gradient from the server.
+        whole = bool(update.isfinite().all())
 
-        def drop(g: Tensor) -> Tensor:
-            # NaN and infinity always pass: a decoy in their place would hide a broken gradient from the server.
-            kept = (batch.streams.uniform_like(g) < self.keep) | ~torch.isfinite(g)
-            return torch.where(kept, g / self.keep, self._spread(g) * batch.streams.normal_like(g))
+        def drop(name: str, g: Tensor) -> Tensor:
+            kept = chance[name] < self.keep
+            if not whole:
+                kept = kept | ~torch.isfinite(g)
+            return torch.where(kept, g / self.keep, self._spread(g) * decoys[name])
 
-        return update.map(drop)
+        return Tree({name: drop(name, g) for name, g in update.items()})
 
     def _spread(self, g: Tensor) -> Tensor | float:
         if not self.match_spread:

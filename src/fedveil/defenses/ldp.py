@@ -9,14 +9,15 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedveil.defenses.base import Facts
+from fedveil.clients.batch import ClientBatch
+from fedveil.defenses.base import Defense, Strength
 from fedveil.defenses.guarantee import Exposure, Guarantee, PureLDP
+from fedveil.fields import Positive, declared
 from fedveil.streams import Streams
 from fedveil.tree import Tree
 
 # Below this the noise is beyond any use, and its moments leave the range of numbers.
 Epsilon = Annotated[float, Field(ge=1e-9, allow_inf_nan=False)]
-_LARGE = 10.0  # a composed ε above this is called what it is: at 10, odds may change by a factor of 22,000
 
 
 def randomized(update: Tree, mechanism: Callable[[Tensor], Tensor]) -> Tree:
@@ -44,32 +45,48 @@ def happens(probability: Tensor | float, streams: Streams, like: Tensor) -> Tens
 
 
 def per_coordinate(epsilon: float, exposure: Exposure, *, each: str, protects: str, remark: str) -> Guarantee:
-    """ε of one entry in one release, and beside it what it comes to over all entries and releases of a client.
+    """ε of one entry in one release; the ledger composes it over all entries and releases of a client.
 
     The remark says what is covered or not; it must stand wherever the number does.
     """
-    total = epsilon * exposure.parameters * exposure.releases
     unit = "round" if exposure.steps_per_round == 1 else "update"
-    verdict = ", which is no protection" if total > _LARGE else ""
-    sentence = (
-        f"Formal guarantee: ε = {epsilon:g} per {each} and {unit}; composed over {exposure.parameters:,} entries and "
-        f"{exposure.releases:,} {unit}s: ε = {_short(total)}{verdict}; {remark}."
+    return Guarantee(
+        f"Formal guarantee: ε = {epsilon:g} per {each} and {unit}; {remark}.",
+        formal=True,
+        protects=protects,
+        mechanism=PureLDP(epsilon, coordinates=exposure.parameters),
+        caveat=f"{remark[0].upper()}{remark[1:]}.",
     )
-    mechanism = PureLDP(epsilon, coordinates=exposure.parameters)
-    caveat = f"{remark[0].upper()}{remark[1:]}."
-    return Guarantee(sentence, formal=True, protects=protects, mechanism=mechanism, caveat=caveat)
 
 
-def _short(number: float) -> str:
-    """Two or three digits: 0.25, 3,050 and 3.1e6."""
-    if number < 1e4:
-        return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
-    return f"{number:.1e}".replace("e+0", "e").replace("e+", "e")
+@declared
+class BoundedMechanism(Defense):
+    """What Duchi and PM share: a mechanism for values in [−1, 1], at work on entries of up to ±bound.
 
+    Entries are clamped to [−bound, bound] and scaled by it, so beyond the bound the mean is the bound. One bound
+    serves all layers: for weights or their change, not for the gradients of FedSGD.
+    """
 
-def step_scale(facts: Facts) -> float:
-    """What the attacker divided the change of the weights by; exact without momentum, which is not among the facts."""
-    return 1.0 if facts.kind == "gradient" else facts.lr * facts.steps
+    place = "upload"
+    of = ("weights", "delta")
+    promises = "ε-LDP of each entry, per round"
+    reads_data = False
+    strength = Strength("epsilon", "down")
+    epsilon: Epsilon = 0.3  # ε
+    bound: Positive = 1.0
+
+    def draw(self, t: Tensor, streams: Streams) -> Tensor:
+        """What is sent for every entry of t in [−1, 1]."""
+        raise NotImplementedError
+
+    def protect(self, update: Tree, batch: ClientBatch) -> Tree:
+        """bound·draw(ω/bound), every entry anew."""
+        return randomized(update, lambda value: self.bound * self.draw(value / self.bound, batch.streams))
+
+    def guarantee(self, exposure: Exposure) -> Guarantee:
+        """ε of each entry in each round."""
+        remark = "any two values of one entry are covered"
+        return per_coordinate(self.epsilon, exposure, each="entry", protects="the value of each entry", remark=remark)
 
 
 def precision_measures(range_factor: float, deviation: float, reach: float) -> dict[str, float]:

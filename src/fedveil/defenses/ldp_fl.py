@@ -12,7 +12,7 @@ from fedveil.clients.batch import ClientBatch
 from fedveil.defenses.base import Defense, Facts, Knowledge, Strength
 from fedveil.defenses.duchi import duchi, range_factor, signal_prior
 from fedveil.defenses.guarantee import Exposure, Guarantee
-from fedveil.defenses.ldp import Epsilon, per_coordinate, precision_measures, randomized, step_scale
+from fedveil.defenses.ldp import Epsilon, per_coordinate, precision_measures, randomized
 from fedveil.fields import Positive, declared
 from fedveil.registry import defenses
 from fedveil.tree import Tree, matrix, per_client
@@ -86,17 +86,18 @@ class LDPFL(Defense):
         values in a tensor, with the center halfway, and a tensor with a small radius has little noise. Tensors are
         trusted by the inverse of their spread; one without spread was sent as it is.
 
-        On weights the shrinking is towards w_t, a gradient of zero: the center says nothing about the change. There
-        w_t would show which weights lie near the ends of the range and are surer for it; it is not given here.
+        On weights the shrinking is towards w_t, a gradient of zero: the center says nothing about the change. Weights
+        near the ends of the range are surer, but next to one step's change all of them are noise: not made use of.
         """
         share = signal_prior(self.epsilon)
-        scale = step_scale(facts)
 
         def middle(tensor: Tensor) -> Tensor:
             if facts.kind == "weights":
                 return torch.zeros_like(tensor)
             if not self.adaptive:
-                return torch.full_like(tensor, self.center if facts.kind == "gradient" else -self.center / scale)
+                return torch.full_like(
+                    tensor, self.center if facts.kind == "gradient" else -self.center / facts.step_scale
+                )
             low, high = matrix(tensor).amin(1), matrix(tensor).amax(1)
             return per_client((low + high) / 2, tensor).expand_as(tensor)
 

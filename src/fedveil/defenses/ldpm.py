@@ -59,7 +59,7 @@ class LDPM(Defense):
     def protect(self, update: Tree, batch: ClientBatch) -> Tree:
         """g · min(1, clip/‖g‖) + N(0, sigma²)."""
         clipped = Clip(norm=self.clip).protect(update, batch)
-        return clipped.map(lambda g: g + self.sigma * batch.streams.normal_like(g))
+        return clipped + self.sigma * batch.streams.normal_like(clipped)
 
     def guarantee(self, exposure: Exposure) -> Guarantee:
         """None is claimed."""

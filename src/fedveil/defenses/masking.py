@@ -37,12 +37,11 @@ class GradientMasking(Defense):
     def protect(self, update: Tree, batch: ClientBatch) -> Tree:
         """Each entry, or zero."""
 
-        def mask(g: Tensor) -> Tensor:
+        def mask(g: Tensor, chance: Tensor) -> Tensor:
             # NaN and infinity always pass: a zero in their place would hide a broken gradient from the server.
-            kept = (batch.streams.uniform_like(g) >= self.share) | ~torch.isfinite(g)
-            return torch.where(kept, g, 0.0)
+            return torch.where((chance >= self.share) | ~torch.isfinite(g), g, 0.0)
 
-        return update.map(mask)
+        return update.combine(batch.streams.uniform_like(update), mask)
 
     def knowledge(self, observed: Tree, facts: Facts) -> Knowledge:
         """Match on the observed support: entries that are exactly zero count nothing.

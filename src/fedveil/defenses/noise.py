@@ -64,7 +64,7 @@ class GaussianNoise(AdditiveNoise):
 
     def protect(self, update: Tree, batch: ClientBatch) -> Tree:
         """g + N(0, sigma²), every entry anew."""
-        return update.map(lambda g: g + self.sigma * batch.streams.normal_like(g))
+        return update + self.sigma * batch.streams.normal_like(update)
 
 
 @defenses.register("laplace-noise")
@@ -87,4 +87,4 @@ class LaplaceNoise(AdditiveNoise):
 
     def protect(self, update: Tree, batch: ClientBatch) -> Tree:
         """g + Laplace(0, scale), every entry anew."""
-        return update.map(lambda g: g + self.scale * batch.streams.laplace_like(g))
+        return update + self.scale * batch.streams.laplace_like(update)

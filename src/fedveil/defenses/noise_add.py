@@ -46,12 +46,12 @@ class NoiseAdd(Defense):
         """The update as it came, each layer trusted by the inverse of its noise's variance: the likeliest match.
 
         That variance is ratio²/(1 + ratio²) of the layer's observed mean square. It is worth 5 to 7 dB over equal
-        trust (lenet and mlp, digits). Noise on whole weights is proportional to the weights, which an observed
-        pseudo-gradient does not show: there all layers are trusted alike.
+        trust (lenet and mlp, digits). Noise on whole weights is in proportion to the weights, which the server sent.
         """
-        if facts.kind == "weights" or self.ratio == 0:
+        shown = facts.before if facts.kind == "weights" else observed
+        if shown is None or self.ratio == 0:
             return super().knowledge(observed, facts)
-        spread = {name: matrix(tensor).square().mean(1) for name, tensor in observed.items()}
+        spread = {name: matrix(shown[name]).square().mean(1) for name in observed}
         quietest = torch.stack([torch.where(s > 0, s, torch.inf) for s in spread.values()]).amin(0)
 
         def trust(name: str, tensor: Tensor) -> Tensor:

@@ -7,11 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from fedveil.clients.batch import ClientBatch
-from fedveil.defenses.base import Defense, Strength
-from fedveil.defenses.guarantee import Exposure, Guarantee
-from fedveil.defenses.ldp import Epsilon, happens, per_coordinate, precision_measures, randomized
-from fedveil.fields import Positive, declared
+from fedveil.defenses.ldp import BoundedMechanism, happens, precision_measures
+from fedveil.fields import declared
 from fedveil.registry import defenses
 from fedveil.streams import Streams
 from fedveil.tree import Tree
@@ -19,7 +16,7 @@ from fedveil.tree import Tree
 
 @defenses.register("pm")
 @declared
-class PM(Defense):
+class PM(BoundedMechanism):
     """Draw each entry anew from [−bound·C, bound·C], from an interval around it with high probability.
 
     C = (e^{ε/2}+1)/(e^{ε/2}−1). With t = ω/bound in [−1, 1]: with probability e^{ε/2}/(e^{ε/2}+1) uniform in
@@ -29,38 +26,22 @@ class PM(Defense):
     """
 
     place = "upload"
-    of = ("weights", "delta")
     paper = "Wang et al., Collecting and analyzing multidimensional data with local differential privacy"
-    promises = "ε-LDP of each entry, per round"
-    reads_data = False
     weaknesses = (
         "At a small ε the noise is many times the bound: few clients cannot average that away.",
         "Entries beyond the bound are cut, which biases them.",
         "ε is per entry and round: composed over a model it is no protection.",
     )
-    strength = Strength("epsilon", "down")
-    epsilon: Epsilon = 0.3  # ε
-    bound: Positive = 1.0
 
-    def protect(self, update: Tree, batch: ClientBatch) -> Tree:
-        """bound·piecewise(ω/bound), every entry anew."""
-        return randomized(update, lambda value: self.bound * piecewise(value / self.bound, self.epsilon, batch.streams))
+    def draw(self, t: Tensor, streams: Streams) -> Tensor:
+        """See `piecewise`."""
+        return piecewise(t, self.epsilon, streams)
 
     @property
     def base_variance(self) -> float:
         """The variance of an entry of zero: bound²(e^{ε/2}+3)/(3(e^{ε/2}−1)²)."""
         x, rest = _tail(self.epsilon)
         return self.bound**2 * (x + 3 * x**2) / (3 * rest**2)
-
-    def guarantee(self, exposure: Exposure) -> Guarantee:
-        """ε of each entry in each round, composed over the run."""
-        return per_coordinate(
-            self.epsilon,
-            exposure,
-            each="entry",
-            protects="the value of each entry",
-            remark="any two values of one entry are covered",
-        )
 
     def measures(self, update: Tree) -> dict[str, float]:
         """The range and the standard deviation of an entry of zero; it grows by ω²/(e^{ε/2}−1) under the root."""

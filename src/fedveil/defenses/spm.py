@@ -12,9 +12,10 @@ from fedveil.clients.batch import ClientBatch
 from fedveil.defenses.base import Defense, Facts, Knowledge, Strength
 from fedveil.defenses.guarantee import Exposure, Guarantee
 from fedveil.defenses.ldp import Epsilon, happens, per_coordinate, randomized
+from fedveil.defenses.sent_weights import Range, likely_change
 from fedveil.fields import declared
 from fedveil.registry import defenses
-from fedveil.tree import Tree, matrix, per_client
+from fedveil.tree import Tree
 
 
 class SignMechanism(Defense):
@@ -103,23 +104,31 @@ class SignMechanism(Defense):
         On a gradient or a change of weights, |ω|·|t*| is divided by E|t*|, and a sign is worth
         2·P(right) − 1 = (e^ε−1)/(e^ε+1). An entry that is exactly zero was zero.
 
-        On weights the attacker knows (w_t − ω·t*)/(η·steps). With w_t it would know which signs were flipped, and
-        |ω| up to the factor; w_t is not among what this method is given. What is left: a flipped sign moves an entry
-        by at least 2|ω|, far more than training does. So entries are shrunk and trusted by the odds that their sign
-        was kept, e^ε to 1 before seeing them, and falling with their square over the tensor's median.
+        On weights the attacker knows w_t too, and with it which signs were flipped and how far small weights moved: see
+        `sent_weights`. At ε = 0.3 the cosine of the trusted part to the true change is 0.8 to 0.9, and that of what
+        was sent 0.00 (lenet and mlp, digits, one step).
         """
         if facts.kind == "weights":
-            trust = observed.map(self._kept)
-            return Knowledge(target=observed.combine(trust, torch.mul), weight=trust)
+            if facts.before is None:
+                return super().knowledge(observed, facts)
+            return self._against(facts.before, observed, facts.step_scale)
         right = math.tanh(self.epsilon / 2)
         weight = observed.map(lambda tensor: torch.where(tensor == 0, torch.ones_like(tensor), right))
         return Knowledge(target=observed / self.mean_size, weight=weight)
 
-    def _kept(self, tensor: Tensor) -> Tensor:
-        sizes = matrix(tensor).abs()
-        median = torch.where(sizes > 0, sizes, torch.nan).nanmedian(1).values.nan_to_num(1.0)  # of those not zero
-        ratio = tensor / per_client(median, tensor)
-        return 1 / (1 + math.exp(-self.epsilon) * ratio.square())
+    def _against(self, before: Tree, observed: Tree, scale: float) -> Knowledge:
+        of = Range(1 / self.divisor, (1 + self.stretch) / self.divisor, self.flip)
+        found = {
+            name: [
+                likely_change(start - scale * change, start, of)
+                for start, change in zip(before[name], tensor, strict=True)
+            ]
+            for name, tensor in observed.items()
+        }
+        changes, trust = (
+            Tree({name: torch.stack([each[part] for each in rows]) for name, rows in found.items()}) for part in (0, 1)
+        )
+        return Knowledge(target=changes / scale, weight=trust)
 
     def measures(self, update: Tree) -> dict[str, float]:
         """Closed forms of Algorithm 2: the same factors for any update, since all is in proportion to |ω|."""

@@ -163,7 +163,8 @@ def differences(saved: Any, current: Any, name: str = "") -> list[str]:
 
 def _short(value: Any) -> str:
     text = str(value)
-    return f"{text[:12]}…" if len(text) == 64 else text  # a hash
+    text = text if text.isprintable() else repr(value)
+    return f"{text[:12]}…" if len(text) == 64 else text[:200]  # a hash; whatever else a file may hold
 
 
 def _plain(value: Any) -> Any:

@@ -51,10 +51,11 @@ def read_tensors(path: Path, header: type[H], expected: str, version: int) -> tu
             metadata: dict[str, str] = file.metadata() or {}
             found = _parse(metadata)
             if found.get("format") != expected:
-                raise FedveilError(f"{path} is not a {what}: its format is {found.get('format')!r}, not '{expected}'")
+                found_format = f"{found.get('format')!r:.40}"
+                raise FedveilError(f"{path} is not a {what}: its format is {found_format}, not '{expected}'")
             if found.get("version") != version:
                 raise FedveilError(
-                    f"{path} is a {what} of version {found.get('version')}; this fedveil reads version {version}"
+                    f"{path} is a {what} of version {found.get('version')!r:.40}; this fedveil reads version {version}"
                 )
             tensors = {name: file.get_tensor(name) for name in _order(metadata, file.keys())}
         return header.model_validate_json(metadata[KEY]), tensors
@@ -62,8 +63,8 @@ def read_tensors(path: Path, header: type[H], expected: str, version: int) -> tu
         raise FedveilError(f"there is no {what} at {path}") from None
     except pydantic.ValidationError as error:
         raise FedveilError(f"{path} is not a valid {what}: {problems(error)}") from None
-    except (OSError, safetensors.SafetensorError, ValueError) as error:
-        reason = str(error).strip().partition("\n")[0]
+    except (OSError, safetensors.SafetensorError, ValueError, RecursionError) as error:  # the last: nested too deeply
+        reason = str(error).strip().partition("\n")[0][:200]
         raise FedveilError(f"{path} is damaged or not a {what}: {reason}") from None
 
 

@@ -188,7 +188,7 @@ def _heads(net: Net, folder: Path) -> tuple[Tensor, ...]:
             spec = importlib.util.find_spec(package)  # finds it without importing it
             paths = [Path(top) / place / f"{net}.pth" for top in (spec and spec.submodule_search_locations) or ()]
             if paths and paths[0].is_file():
-                path, found = paths[0], torch.load(paths[0], map_location="cpu", weights_only=True)
+                path, found = paths[0], _read_saved(paths[0])
                 break
         else:
             raise FedveilError(
@@ -201,6 +201,7 @@ def _heads(net: Net, folder: Path) -> tuple[Tensor, ...]:
         shape = tuple(found[name].shape) if name in found else None
         if shape != (1, count, 1, 1):
             raise FedveilError(f"{path} does not hold LPIPS's heads: {name} should be (1, {count}, 1, 1), is {shape}")
+        _check_finite(found[name], name, path)
     return tuple(found[name].flatten().float() for name in names)
 
 
@@ -216,7 +217,24 @@ def _fill(model: Features, found: Mapping[str, Tensor], path: Path) -> None:
         shape = tuple(found[name].shape) if name in found else None
         if shape != tuple(value.shape):
             raise FedveilError(f"{path} does not fit: {name} should be {tuple(value.shape)}, is {shape}")
+        _check_finite(found[name], name, path)
     model.load_state_dict({name: found[name] for name in wanted})
+
+
+def _check_finite(tensor: Tensor, name: str, path: Path) -> None:
+    if not tensor.is_floating_point() or not bool(torch.isfinite(tensor.float()).all()):
+        raise FedveilError(f"{path} is damaged: {name} should be finite floating numbers")
+
+
+def _read_saved(path: Path) -> dict[str, Tensor]:
+    """Tensors by name, as torch.save writes them; nothing else is read and nothing is run."""
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # a damaged pickle or zip can fail in any way
+        raise FedveilError(f"{path} cannot be read ({type(error).__name__}): install its package again") from None
+    if not isinstance(found, dict) or not all(isinstance(value, Tensor) for value in found.values()):
+        raise FedveilError(f"{path} does not hold tensors by name: install its package again")
+    return found
 
 
 def _read(path: Path) -> dict[str, Tensor]:

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedveil.clients.choose import cache_folder
 from fedveil.errors import FedveilError
 from fedveil.files import write_atomically
+from fedveil.tasks.cache import cache_folder
 from fedveil.tasks.examples import Examples
 from fedveil.tasks.fingerprint import fingerprint
 from fedveil.tasks.randomness import derived_key, generator

@@ -146,7 +146,10 @@ def _paragraph(
 ) -> str:
     parts = [sentence]
     if claims or len(promises) > 1:
-        parts += [f"{defense.name}: {each.sentence.removeprefix(_PREFIX)}" for defense, each in promises]
+        # What holds per coordinate was said in full above, composed and with its caveat.
+        told = {c.name for c in claims if isinstance(c.guarantee.mechanism, PureLDP) and not c.against}
+        rest = [(defense.name, each.sentence) for defense, each in promises if defense.name not in told]
+        parts += [f"{name}: {said.removeprefix(_PREFIX)}" for name, said in rest]
     if any(claim.against for claim in claims) and not all(claim.against for claim in claims):
         parts += [f"{claim.name} gives nothing here: {claim.against}." for claim in claims if claim.against]
     if claims:

@@ -46,7 +46,7 @@ def check_fit(model: nn.Module, loss: Loss, parts: Parts, perturb: str | None) -
     given = [part for part in (parts.train, parts.validation, parts.test) if part is not None]
     if len({part.labels.shape[1:] for part in given}) > 1:
         raise FedveilError("the parts of the data differ in the number of labels per example")
-    extremes = {0, len(labels) - 1} if parts.train.multi_label else {int(labels.argmin()), int(labels.argmax())}
+    extremes = {0, len(labels) - 1} if labels.dim() == 2 else {int(labels.argmin()), int(labels.argmax())}
     inputs, targets = parts.train.batch(sorted(extremes))
     if perturb is not None and not leaf(inputs, perturb).is_floating_point():
         raise FedveilError(f"the part to perturb, '{perturb}', holds whole numbers: defenses can only perturb floats")

@@ -24,11 +24,12 @@ KEPT = 2**28  # bytes of pictures that are kept after they were read from files
 class Examples(ABC):
     """A list of (input, label) pairs. `batch` gives some of them as the model takes them.
 
-    Labels are class numbers; where an example has any number of labels, a row of zeros and ones says which.
+    Labels are class numbers; where an example has any number of labels, a row of zeros and ones says which; of running
+    text they are the tokens themselves.
     A subset is a view: it holds the places of its examples in the source, not the examples.
     """
 
-    labels: Tensor  # int64, shape (N,), or float32 zeros and ones, shape (N, L)
+    labels: Tensor  # int64, shape (N,), or float32 zeros and ones, shape (N, L), or int64 tokens, shape (N, length)
     source_sha256: str  # of the source's whole contents, also for a subset
 
     def __init__(self, labels: Tensor) -> None:
@@ -41,7 +42,12 @@ class Examples(ABC):
     @property
     def multi_label(self) -> bool:
         """Whether an example has any number of labels."""
-        return self.labels.dim() == 2
+        return self.labels.dim() == 2 and self.labels.is_floating_point()
+
+    @property
+    def next_tokens(self) -> bool:
+        """Whether the targets are tokens, each to be foretold from those before it."""
+        return self.labels.dim() == 2 and not self.labels.is_floating_point()
 
     def batch(self, indices: Tensor | Sequence[int]) -> tuple[Inputs, Tensor]:
         """Model inputs and targets (`labels`) of the examples at these places."""

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from fedveil.errors import FedveilError
 from fedveil.tasks.formats.archive import unpack
+from fedveil.tasks.formats.zip_archive import unpack_zip
 from fedveil.tasks.sources import Remote, Source, data_root, locate
 from fedveil.version import __version__
 
@@ -60,7 +61,7 @@ def fetch(
     _make(folder)
     if source.archive:
         archive = download(source.remotes[0], folder, progress, patience)
-        return _place(archive, folder, there.folder if there.found else top / source.folders[0], wanted)
+        return _place(archive, source, folder, there.folder if there.found else top / source.folders[0])
     chosen = [
         remote for remote in source.remotes if remote.file.removesuffix(".gz") in missing or remote.file in missing
     ]
@@ -84,14 +85,13 @@ def download(remote: Remote, folder: Path, progress: Progress | None = None, pat
             if error.code == 416 and _size(part):  # the part is not what the server has
                 part.unlink(missing_ok=True)
             elif error.code < 500 and error.code not in (408, 429):
-                raise FedveilError(
-                    f"{remote.url}: the server says {error.code} {error.reason}: try again later"
-                ) from None
+                said = _one_line(f"{error.code} {error.reason}")
+                raise FedveilError(f"{remote.url}: the server says {said}: try again later") from None
             why = f"the server says {error.code}"
         except urllib.error.URLError as error:
-            why = str(error.reason)
-        except (http.client.HTTPException, ConnectionError, TimeoutError) as error:
-            why = str(error) or type(error).__name__
+            why = _one_line(str(error.reason))
+        except (http.client.HTTPException, ConnectionError, TimeoutError, ValueError) as error:
+            why = _one_line(str(error)) or type(error).__name__  # a ValueError: the server points to no address
         except OSError as error:
             raise FedveilError(f"cannot write {part}: {error.strerror or error}") from None
     else:
@@ -117,7 +117,7 @@ def matches(path: Path, digest: str) -> bool:
 def _receive(remote: Remote, part: Path, progress: Progress | None, timeout: float) -> bool:
     """One request, from where the part ends. Returns whether everything came."""
     start = _size(part)
-    if remote.size is not None and start >= remote.size:
+    if remote.size and start >= remote.size:
         if start == remote.size:
             return True
         part.unlink()
@@ -129,7 +129,8 @@ def _receive(remote: Remote, part: Path, progress: Progress | None, timeout: flo
         if start and not _continues(answer, start):
             start = 0  # a server that does not know ranges sends all again
         length = answer.headers.get("Content-Length", "")
-        total = start + int(length) if length.isdigit() else remote.size
+        known = length.isascii() and length.isdigit() and len(length) < 20
+        total = start + int(length) if known else remote.size
         bound = remote.size or min(total or LARGEST, LARGEST)
         done = start
         with part.open("ab" if start else "wb") as file:
@@ -145,14 +146,24 @@ def _receive(remote: Remote, part: Path, progress: Progress | None, timeout: flo
     return done == total if total is not None else True
 
 
+def _one_line(text: str) -> str:
+    """What a server said, without what would move the cursor."""
+    return "".join(letter if letter.isprintable() else " " for letter in text[:200]).strip()
+
+
 def _continues(answer: http.client.HTTPResponse, start: int) -> bool:
     return answer.status == 206 and answer.headers.get("Content-Range", "").startswith(f"bytes {start}-")
 
 
-def _place(archive: Path, top: Path, folder: Path, wanted: tuple[str, ...]) -> list[Path]:
+def _place(archive: Path, source: Source, top: Path, folder: Path) -> list[Path]:
     """Unpack beside, then move the files of the set into their folder one by one."""
+    wanted = (*source.files, *source.optional)
     with tempfile.TemporaryDirectory(dir=top, prefix=f".{archive.name}.") as temporary:
-        unpacked = {path.name: path for path in unpack(archive, Path(temporary))}
+        if archive.suffix == ".zip":
+            came = unpack_zip(archive, Path(temporary), [f"{source.inside}/{name}" for name in wanted])
+        else:
+            came = unpack(archive, Path(temporary))
+        unpacked = {path.name: path for path in came}
         lacking = [name for name in wanted if name not in unpacked]
         if lacking:
             raise FedveilError(f"{archive}: does not hold {', '.join(lacking)}")

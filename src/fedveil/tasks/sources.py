@@ -1,7 +1,8 @@
 """Where the files of every data set stand and where they come from. Read without importing torch.
 
-Every checksum here is a published one: SHA-256 where somebody gives it (Keras for CIFAR, many for MNIST), else the
-MD5 of the set's own authors (MedMNIST). A set without a known source has none here, and says how to place its files.
+Every checksum here is a published one: SHA-256 where somebody gives it (Keras for CIFAR, Hugging Face for SST-2 and
+WikiText-2, many for MNIST), else the MD5 of the set's own authors (MedMNIST) or of torchtext (CoLA). A set without a
+known source has none here, and says how to place its files.
 """
 
 from __future__ import annotations
@@ -30,9 +31,11 @@ class Source:
     folders: tuple[str, ...]  # below the root, in the order in which they are looked through
     files: tuple[str, ...]  # each plain or with .gz; all in one folder
     remotes: tuple[Remote, ...] = ()
-    archive: bool = False  # the remote is a .tar.gz that unpacks below the root
+    archive: bool = False  # the remote is a .tar.gz that unpacks below the root, or a .zip
+    inside: str = ""  # the folder of the files in a .zip
     optional: tuple[str, ...] = ()  # further files of the set that it can do without
     how: str = ""  # to place the files by hand, where there is nothing to download
+    aliases: tuple[tuple[str, str], ...] = ()  # (file, another name that it is distributed under)
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,7 @@ def locate(source: Source, root: Path | None = None) -> Located:
     tried = []
     for name in source.folders:
         folder = data_root(root) / name
-        places = {stem: _plain_or_gz(folder / stem) for stem in (*source.files, *source.optional)}
+        places = {stem: _place(source, folder, stem) for stem in (*source.files, *source.optional)}
         found = {stem: path for stem, path in places.items() if path is not None}
         tried.append(Located(folder, found, tuple(stem for stem in source.files if stem not in found)))
         if tried[-1].complete:
@@ -84,6 +87,11 @@ def find_files(name: str, root: Path | None = None) -> dict[str, Path]:
         f"{name}: no {missing} in {there.folder}: {get}, or set FEDVEIL_DATA or --data-root to the folder that holds "
         f"them or holds {source.folders[0]}/"
     )
+
+
+def _place(source: Source, folder: Path, stem: str) -> Path | None:
+    names = (stem, *(other for file, other in source.aliases if file == stem))
+    return next((path for name in names if (path := _plain_or_gz(folder / name)) is not None), None)
 
 
 def _plain_or_gz(path: Path) -> Path | None:
@@ -179,5 +187,53 @@ SOURCES = {
         optional=("train_val_list.txt", "test_list.txt"),
         how="get Data_Entry_2017.csv, the two lists and the images from the NIH's own page (nihcc.app.box.com) and "
         "put the images below the same folder",
+    ),
+    "cola": Source(
+        ("cola", "cola_public/raw", "cola/cola_public/raw", "text/cola"),
+        ("in_domain_train.tsv", "in_domain_dev.tsv", "out_of_domain_dev.tsv"),
+        (
+            Remote(
+                "https://nyu-mll.github.io/CoLA/cola_public_1.1.zip",
+                "cola_public_1.1.zip",
+                "md5:9f6d88c3558ec424cd9d66ea03589aba",
+            ),
+        ),
+        archive=True,
+        inside="cola_public/raw",
+    ),
+    "sst2": Source(
+        ("sst2", "SST-2", "glue/SST-2", "text/sst2"),
+        ("train.tsv", "dev.tsv"),
+        (
+            Remote(
+                "https://dl.fbaipublicfiles.com/glue/data/SST-2.zip",
+                "SST-2.zip",
+                "sha256:d67e16fb55739c1b32cdce9877596db1c127dc322d93c082281f64057c16deaa",
+                7439277,
+            ),
+        ),
+        archive=True,
+        inside="SST-2",
+        optional=("test.tsv",),
+    ),
+    "wikitext2": Source(
+        ("wikitext-2", "wikitext-2-raw", "wikitext2", "text/wikitext-2"),
+        ("wiki.train.tokens", "wiki.valid.tokens", "wiki.test.tokens"),
+        # The first address, of which the checksum was published, is gone; this is a copy by the set's author.
+        (
+            Remote(
+                "https://wikitext.smerity.com/wikitext-2-v1.zip",
+                "wikitext-2-v1.zip",
+                "sha256:92675f1d63015c1c8b51f1656a52d5bdbc33aafa60cc47a218a66e7ee817488c",
+                4475746,
+            ),
+        ),
+        archive=True,
+        inside="wikitext-2",
+        aliases=tuple(
+            (f"wiki.{part}.tokens", other)
+            for part in ("train", "valid", "test")
+            for other in (f"wiki.{part}.raw", f"{part}.txt")
+        ),
     ),
 }

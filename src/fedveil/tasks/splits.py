@@ -19,6 +19,7 @@ from fedveil.tasks.examples import ArrayExamples, Examples, FileExamples
 from fedveil.tasks.image_files import ImageFiles
 from fedveil.tasks.normalization import Normalization
 from fedveil.tasks.randomness import generator
+from fedveil.tasks.tokens import LoadedTokens, TokenExamples, TokenPart
 
 splits = Registry("split", "fedveil.splits", "fedveil.tasks.splits")
 
@@ -38,7 +39,7 @@ class Split(ABC):
     name: ClassVar[str]
 
     @abstractmethod
-    def divide(self, data: LoadedData, seed: int) -> Parts:
+    def divide(self, data: LoadedData | LoadedTokens, seed: int) -> Parts:
         """The parts; the same seed gives the same parts."""
 
 
@@ -52,7 +53,7 @@ class OwnSplit(Split):
 
     validation: Annotated[float, Field(ge=0, lt=1)] = 0.1  # 0: no validation part
 
-    def divide(self, data: LoadedData, seed: int) -> Parts:
+    def divide(self, data: LoadedData | LoadedTokens, seed: int) -> Parts:
         train = _examples(data.train, data.normalization)
         test = _examples(data.test, data.normalization)
         if data.validation is not None:
@@ -75,8 +76,8 @@ class FractionSplit(Split):
     validation: NonNegative = 0.15  # 0: no validation part
     test: Positive = 0.15
 
-    def divide(self, data: LoadedData, seed: int) -> Parts:
-        return self.divide_examples(_examples(pooled(list(data.parts.values())), data.normalization), seed)
+    def divide(self, data: LoadedData | LoadedTokens, seed: int) -> Parts:
+        return self.divide_examples(_pooled(data), seed)
 
     def divide_examples(self, examples: Examples, seed: int) -> Parts:
         """Divide examples that have no parts yet."""
@@ -130,7 +131,17 @@ def part_sizes(size: int, shares: tuple[float, ...]) -> list[int]:
     return sizes
 
 
-def _examples(part: Part, normalization: Normalization) -> Examples:
+def _pooled(data: LoadedData | LoadedTokens) -> Examples:
+    if isinstance(data, LoadedTokens):
+        first, *others = data.parts.values()
+        return TokenExamples(first.joined(others))
+    return _examples(pooled(list(data.parts.values())), data.normalization)
+
+
+def _examples(part: Part | TokenPart, normalization: Normalization | None) -> Examples:
+    if isinstance(part, TokenPart):
+        return TokenExamples(part)
+    assert normalization is not None  # pictures have one
     labels = torch.from_numpy(part.labels)
     if isinstance(part.images, ImageFiles):
         return FileExamples(part.images, labels, normalization)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -17,6 +17,9 @@ from fedveil.errors import FedveilError
 from fedveil.tasks.fingerprint import Fingerprint
 from fedveil.tasks.image_files import ImageFiles
 from fedveil.tasks.normalization import Normalization
+
+if TYPE_CHECKING:
+    from fedveil.tasks.datasets.text import LoadedText
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,8 +110,8 @@ class DataSet(ABC):
     name: ClassVar[str]
 
     @abstractmethod
-    def load(self, root: Path | None = None) -> LoadedData:
-        """Read the arrays from the files under `root` (see `fedveil.tasks.sources.data_root`)."""
+    def load(self, root: Path | None = None) -> LoadedData | LoadedText:
+        """Read the arrays, or the texts, from the files under `root` (see `fedveil.tasks.sources.data_root`)."""
 
 
 def _check(where: str, part: Part, classes: int, channels: int) -> None:

@@ -42,8 +42,10 @@ def unpack(archive: Path, folder: Path, limit: int = LIMIT) -> list[Path]:
                 found.append(target)
     except FileExistsError as error:
         raise FedveilError(f"{archive}: holds the same file twice: {error.filename}") from None
-    except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise FedveilError(f"{archive}: cut short or damaged, or not a .tar.gz file ({error}); get it again") from None
+    except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, ValueError) as error:
+        # A ValueError is a number in a header that is none.
+        shown = str(error)[:100]
+        raise FedveilError(f"{archive}: cut short or damaged, or not a .tar.gz file ({shown}); get it again") from None
     except OSError as error:
         raise FedveilError(f"cannot unpack {archive}: {error.strerror or error}") from None
     return found
@@ -55,6 +57,8 @@ def _inside(archive: Path, member: tarfile.TarInfo) -> PurePosixPath:
         raise FedveilError(f"{archive}: an entry leaves its folder: {member.name!r:.80}; nothing of it is used")
     if not (member.isreg() or member.isdir()) or member.issparse():
         raise FedveilError(f"{archive}: {member.name!r:.80} is not a plain file; nothing of the archive is used")
+    if not name.parts and not member.isdir():  # the folder itself
+        raise FedveilError(f"{archive}: a file has no name; nothing of the archive is used")
     return name
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import math
+import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -40,11 +41,12 @@ def read_cifar_pickle(path: Path) -> dict[str, Any]:
     """What a CIFAR batch holds, by name: arrays of uint8, lists of numbers and names, text."""
     try:
         with path.open("rb") as file:
-            content = file.read(LIMIT + 1)
+            size = os.fstat(file.fileno()).st_size
+            if size > LIMIT:
+                raise FedveilError(f"{path}: larger than {LIMIT:,} bytes, which no file of CIFAR is")
+            content = file.read(size)  # with a number, as much memory is taken as it says
     except OSError as error:
         raise FedveilError(f"cannot read {path}: {error.strerror or error}") from None
-    if len(content) > LIMIT:
-        raise FedveilError(f"{path}: larger than {LIMIT:,} bytes, which no file of CIFAR is")
     try:
         found = _Reader(content).load()
     except _Refused as error:

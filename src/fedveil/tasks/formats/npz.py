@@ -29,8 +29,10 @@ def read_npz(path: Path, shapes: dict[str, tuple[int | None, ...]]) -> dict[str,
     try:
         with zipfile.ZipFile(path) as archive:
             return {name: _member(archive, path, name, shape) for name, shape in shapes.items()}
-    except (zipfile.BadZipFile, zlib.error, EOFError, struct.error) as error:
-        raise FedveilError(f"{path}: cut short or damaged, or not an .npz file ({error}); get it again") from None
+    except (zipfile.BadZipFile, zlib.error, EOFError, struct.error, ValueError) as error:
+        # A ValueError is a name that is no text, or an offset before the start.
+        shown = str(error)[:100]
+        raise FedveilError(f"{path}: cut short or damaged, or not an .npz file ({shown}); get it again") from None
     except (NotImplementedError, RuntimeError) as error:  # an unknown compression, a password
         raise FedveilError(f"{path}: cannot unpack: {error}") from None
     except OSError as error:
@@ -44,6 +46,9 @@ def _member(archive: zipfile.ZipFile, path: Path, name: str, shape: tuple[int | 
     except KeyError:
         there = ", ".join(f"{each.removesuffix('.npy')!r:.40}" for each in archive.namelist()[:12]) or "nothing"
         raise FedveilError(f"{path}: has no array {name}; it holds {there}") from None
+    # The other methods take as much memory as a number in the file says.
+    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise FedveilError(f"{where}: packed in a way that numpy does not use; get it again")
     with archive.open(info) as file:
         kind, fortran, found, header = _header(file, where)
         wanted = " × ".join("N" if length is None else str(length) for length in shape)

@@ -15,6 +15,8 @@ from fedveil.errors import FedveilError
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP")
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp"})
 LIMIT = 2**26  # pixels; a picture that unpacks to more is refused before it is unpacked
+SMALL = 2**22  # pixels; up to here a picture may be blank and its file tiny
+DENSEST = 8 * 1032  # pixels that a byte of a larger file can stand for: a bit each, packed as small as deflate can
 
 
 def read_picture(path: Path, size: int, channels: int) -> NDArray[np.uint8]:
@@ -25,6 +27,9 @@ def read_picture(path: Path, size: int, channels: int) -> NDArray[np.uint8]:
             with Image.open(path, formats=FORMATS) as image:
                 if image.width * image.height > LIMIT:
                     raise FedveilError(_too_large(path, f"{image.width} × {image.height}"))
+                if image.width * image.height > max(SMALL, path.stat().st_size * DENSEST):
+                    found = f"{image.width} × {image.height} pixels"
+                    raise FedveilError(f"{path}: promises {found}, more than the file can hold; get it again")
                 colors = image.convert("L" if channels == 1 else "RGB")
     except Image.DecompressionBombError:
         raise FedveilError(_too_large(path, "far more")) from None

@@ -1,0 +1,121 @@
+"""What every data set of text is: sentences with classes, or running text, and how they become tokens."""
+
+from __future__ import annotations
+
+import hashlib
+from abc import abstractmethod
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from fedveil.errors import FedveilError
+from fedveil.fields import declared
+from fedveil.tasks.datasets.base import DataSet
+from fedveil.tasks.sources import data_root
+
+Length = Annotated[int, Field(ge=4, le=1024)]
+VocabularySize = Annotated[int, Field(ge=300, le=2**20)]  # 256 bytes or the letters, and a few merges
+
+
+@dataclass(frozen=True, eq=False)
+class TextPart:
+    """Sentences with their classes, or, without labels, the lines of a running text."""
+
+    texts: tuple[str, ...]
+    labels: NDArray[np.int64] | None = None
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    @property
+    def images(self) -> tuple[str, ...]:
+        """The texts, by the name under which a `Part` holds its examples."""
+        return self.texts
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedText:
+    """The texts of a data set in its own split, checked when made; a task turns them into its model's tokens."""
+
+    name: str
+    train: TextPart
+    test: TextPart
+    class_names: tuple[str, ...]  # empty: running text, in which each next token is foretold
+    length: int
+    tokenizer: Path | None
+    vocabulary: int | None
+    validation: TextPart | None = None
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        for label, part in self.parts.items():
+            if not part.texts:
+                raise FedveilError(f"{self.name} ({label}): no text")
+
+    @property
+    def classes(self) -> int:
+        """The number of classes; 0 of running text."""
+        return len(self.class_names)
+
+    @property
+    def parts(self) -> dict[str, TextPart]:
+        """The parts there are, by name."""
+        named = {"train": self.train, "validation": self.validation, "test": self.test}
+        return {name: part for name, part in named.items() if part is not None}
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one example: so many tokens."""
+        return (self.length,)
+
+    @cached_property
+    def sha256(self) -> str:
+        """The hash of all texts and labels, whatever files they came from."""
+        total = hashlib.sha256()
+        for name, part in self.parts.items():
+            total.update(f"{name}|{len(part)}|".encode())
+            for text in part.texts:
+                encoded = text.encode()
+                total.update(f"{len(encoded)}|".encode() + encoded)
+            if part.labels is not None:
+                total.update(part.labels.tobytes())
+        return total.hexdigest()
+
+
+@declared
+class TextSet(DataSet):
+    """Base of the sets of text. A subclass reads its files in `read`.
+
+    Every example has `length` tokens: longer sentences are cut, shorter ones padded, and running text is cut into
+    pieces. The vocabulary is the one in the folder `tokenizer` (tokenizer.json, vocab.txt, or vocab.json and
+    merges.txt); without one it is trained on the training text, with as many entries as the model published has
+    or `vocabulary` says.
+    """
+
+    length: Length = 64
+    tokenizer: str | None = None  # a folder, from the working folder or from the data root
+    vocabulary: VocabularySize | None = None  # entries at most of one that is trained here
+
+    def load(self, root: Path | None = None) -> LoadedText:
+        """Read the texts, and make sure that the tokenizer's folder is there."""
+        if self.tokenizer is not None and self.vocabulary is not None:
+            raise FedveilError(f"{self.name}: a tokenizer has its own vocabulary: leave vocabulary out")
+        return self.read(root, self._folder(root))
+
+    @abstractmethod
+    def read(self, root: Path | None, tokenizer: Path | None) -> LoadedText:
+        """The texts from the files under `root`."""
+
+    def _folder(self, root: Path | None) -> Path | None:
+        if self.tokenizer is None:
+            return None
+        given = Path(self.tokenizer).expanduser()
+        for choice in (given, data_root(root) / given):
+            if choice.is_dir():
+                return choice
+        raise FedveilError(f"{self.name}: there is no tokenizer folder {given}, neither here nor in {data_root(root)}")

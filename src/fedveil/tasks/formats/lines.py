@@ -1,0 +1,78 @@
+"""Text files: lines, and tables whose columns are parted by tabs. UTF-8, plain or gzipped."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import zlib
+from pathlib import Path
+
+from fedveil.errors import FedveilError
+
+GZIP_MAGIC = b"\x1f\x8b"
+GZIP_RATIO = 1032  # deflate cannot shrink by more than this
+LIMIT = 2**28  # bytes; WikiText-2, the largest set here, has 11 MB
+
+
+def read_lines(path: Path, limit: int = LIMIT) -> list[str]:
+    """The lines of a file without their ends (`\\n` or `\\r\\n`); at least one, and nothing that is not text."""
+    content = _content(path, limit)
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise FedveilError(f"{path}: line {line} is not UTF-8 text ({error.reason}); get it again") from None
+    if "\0" in text:
+        line = text.count("\n", 0, text.index("\0")) + 1
+        raise FedveilError(f"{path}: line {line} holds a zero byte, so it is not text; get it again")
+    # Not `splitlines`, which also parts lines at characters that stand inside of sentences.
+    lines = [line.removesuffix("\r") for line in text.split("\n")]
+    if not lines[-1]:
+        lines.pop()
+    if not lines:
+        raise FedveilError(f"{path}: is empty; get it again")
+    return lines
+
+
+def read_table(path: Path, columns: int) -> list[tuple[str, ...]]:
+    """The rows of a file with so many columns, parted by single tabs. Quotes are letters like any others."""
+    rows = []
+    for number, line in enumerate(read_lines(path), 1):
+        row = tuple(line.split("\t"))
+        if len(row) != columns:
+            raise FedveilError(
+                f"{path}: line {number} has {len(row)} column{'s' * (len(row) != 1)}, expected {columns} parted by tabs"
+            )
+        rows.append(row)
+    return rows
+
+
+def read_class(path: Path, number: int, value: str, classes: int) -> int:
+    """A class number as it stands in a line of a file."""
+    if value.isascii() and value.isdigit() and len(value) <= 9 and int(value) < classes:
+        return int(value)
+    raise FedveilError(f"{path}: line {number} has the label {value!r:.40}, expected 0 to {classes - 1}")
+
+
+def _content(path: Path, limit: int) -> bytes:
+    """The bytes of a file, unpacked where it is gzipped (told by content), never more than the limit."""
+    try:
+        with path.open("rb") as file:
+            packed = file.read(2) == GZIP_MAGIC
+            file.seek(0)
+            # No more than the file can hold is asked for: as much memory is taken as is asked for.
+            most = min(limit + 1, os.fstat(file.fileno()).st_size * (GZIP_RATIO if packed else 1) + 1)
+            if packed:
+                with gzip.GzipFile(fileobj=file) as unpacked:
+                    content = unpacked.read(most)
+            else:
+                content = file.read(most)
+    except EOFError:
+        raise FedveilError(f"{path}: the gzip file is cut short; get it again") from None
+    except (gzip.BadGzipFile, zlib.error) as error:
+        raise FedveilError(f"{path}: the gzip file is damaged ({error}); get it again") from None
+    except OSError as error:
+        raise FedveilError(f"cannot read {path}: {error.strerror or error}") from None
+    if len(content) > limit:
+        raise FedveilError(f"{path}: holds more than the {limit:,} bytes allowed")
+    return content

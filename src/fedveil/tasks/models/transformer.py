@@ -1,0 +1,130 @@
+"""What the models of text share: sizes, weights from a folder, and inputs whose embeddings can be perturbed."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from fedveil.errors import FedveilError
+from fedveil.fields import Count, Probability, declared
+from fedveil.tasks.examples import one_line
+from fedveil.tasks.models.base import ModelSpec
+from fedveil.tasks.vocabulary import Pieces, Vocabulary
+
+BASE = (768, 12, 12)  # width, layers and heads of BERT-base and of the smallest GPT-2
+
+
+@declared
+class Transformer(ModelSpec):
+    """Base of the models of text, which the library `transformers` builds.
+
+    `weights` is a folder with config.json and model.safetensors, as that library writes it; the sizes are then the
+    folder's, and the data needs its tokenizer. There is no dropout unless `dropout` says so (0.1 in the published
+    models); the maps of attention never have any, since it would be drawn outside of the clients' streams.
+    """
+
+    pieces: ClassVar[Pieces]
+    entries: ClassVar[int]  # of the published vocabulary
+    positions: ClassVar[int]  # the most tokens of an example
+    causal: ClassVar[bool]  # foretells each next token, where the others classify
+
+    width: Count = BASE[0]
+    layers: Count = BASE[1]
+    heads: Count = BASE[2]
+    dropout: Probability = 0.0
+    weights: str | None = None
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        """Refused: text comes with a vocabulary, to `build_text`."""
+        raise FedveilError(f"{self.name} takes text (cola, sst2, wikitext2), not inputs of shape {shape}: try mlp")
+
+    def build_text(self, data: str, vocabulary: Vocabulary, length: int, classes: int) -> TextModel:
+        """The module for the tokens of a data set; 0 classes: running text."""
+        if self.causal != (classes == 0):
+            does, holds = ("foretells text", "classes: use bert") if self.causal else ("classifies", "none: use gpt2")
+            raise FedveilError(f"{self.name} {does}, and {data} has {holds}")
+        if length > self.positions:
+            raise FedveilError(f"{self.name} takes at most {self.positions} tokens, and {data} has length={length}")
+        if self.weights is not None:
+            network = self._saved(Path(self.weights).expanduser(), data, vocabulary, classes)
+        elif self.width % self.heads:
+            raise FedveilError(f"{self.name}: width must be a multiple of heads (got {self.width} and {self.heads})")
+        else:
+            network = self._fresh(vocabulary, classes)
+        return TextModel(network, causal=self.causal)
+
+    @abstractmethod
+    def _fresh(self, vocabulary: Vocabulary, classes: int) -> nn.Module:
+        """The network with new weights."""
+
+    @abstractmethod
+    def _network(self) -> Any:
+        """The network's class in `transformers`."""
+
+    @abstractmethod
+    def _settings(self, classes: int) -> dict[str, Any]:
+        """The settings of the network that hold whatever a saved one says."""
+
+    def _saved(self, folder: Path, data: str, vocabulary: Vocabulary, classes: int) -> nn.Module:
+        if (self.width, self.layers, self.heads) != BASE:
+            raise FedveilError(f"{self.name}: weights have their own sizes: leave width, layers and heads out")
+        if vocabulary.trained:
+            raise FedveilError(f"{self.name}: weights need the tokenizer they were made with: {data}:tokenizer=FOLDER")
+        if not (folder / "config.json").is_file():
+            raise FedveilError(f"{self.name}: no config.json in {folder}: weights must be the folder of a saved model")
+        try:
+            # Never the pickled weights of older folders.
+            network = self._network().from_pretrained(
+                str(folder), local_files_only=True, use_safetensors=True, **self._settings(classes)
+            )
+        except FedveilError:
+            raise
+        except Exception as error:  # whatever the library finds wrong
+            raise FedveilError(f"{self.name}: cannot read the weights in {folder}: {one_line(error)}") from None
+        known = network.get_input_embeddings().num_embeddings
+        if known < vocabulary.size:
+            raise FedveilError(
+                f"{self.name}: the weights in {folder} know {known:,} tokens, and the tokenizer has {vocabulary.size:,}"
+            )
+        made: nn.Module = network.float().train()
+        return made
+
+
+class TextModel(nn.Module):
+    """A network of `transformers` as a function of tokens, mask and offset, which `vmap` can go through."""
+
+    def __init__(self, network: nn.Module, *, causal: bool) -> None:
+        super().__init__()
+        self.network = network
+        self.causal = causal
+
+    @property
+    def width(self) -> int:
+        """The length of an embedding."""
+        return int(self._table().embedding_dim)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, offset: Tensor) -> Tensor:
+        """Scores: (B, classes), or of every next token (B, length, entries)."""
+        embeddings = self._table()(input_ids) + offset
+        length = input_ids.shape[1]
+        seen = attention_mask[:, None, None, :].to(embeddings.dtype)
+        more = {"token_type_ids": torch.zeros_like(input_ids)}
+        if self.causal:
+            seen = seen * torch.ones(length, length, dtype=seen.dtype, device=seen.device).tril()
+            more = {}
+        output = self.network(
+            inputs_embeds=embeddings,
+            # Ready to be added to the scores of attention: what the library makes of a plain mask looks at its values.
+            attention_mask=(1 - seen) * torch.finfo(seen.dtype).min,
+            position_ids=torch.arange(length, device=input_ids.device)[None],
+            **more,
+        )
+        scores: Tensor = output.logits
+        return scores
+
+    def _table(self) -> Any:
+        return self.network.get_input_embeddings()  # type: ignore[operator]

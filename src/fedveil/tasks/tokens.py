@@ -1,0 +1,195 @@
+"""Text as a model takes it: token numbers, a mask of padding, and an offset to the embeddings.
+
+The offset is zero. It is the part of the inputs that data defenses perturb: what they add to it is added to the
+embeddings of the tokens, while the table of embeddings is a parameter like others and has its gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
+from fedveil.errors import FedveilError
+from fedveil.tasks.datasets.text import LoadedText, TextPart
+from fedveil.tasks.examples import Examples
+from fedveil.tasks.fingerprint import Fingerprint, fingerprint
+from fedveil.tasks.inputs import Inputs
+from fedveil.tasks.vocabulary import Vocabulary
+
+IGNORED = -100  # the target at padding: no loss is taken there
+PERTURBED = "offset"
+AT_ONCE = 1024  # texts that are encoded at a time
+
+
+@dataclass(frozen=True, eq=False)
+class TokenPart:
+    """Token numbers (N, length), how many of each row are no padding (N,), and class numbers or None."""
+
+    ids: NDArray[np.int32]
+    sizes: NDArray[np.int64]
+    labels: NDArray[np.int64] | None
+    width: int  # of the model's embeddings
+
+    multi_label: ClassVar[bool] = False
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def joined(self, others: Sequence[TokenPart]) -> TokenPart:
+        """These examples and those of other parts of the same set."""
+        parts = (self, *others)
+        labels = [part.labels for part in parts if part.labels is not None]
+        return replace(
+            self,
+            ids=np.concatenate([part.ids for part in parts]),
+            sizes=np.concatenate([part.sizes for part in parts]),
+            labels=np.concatenate(labels) if labels else None,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedTokens:
+    """A data set of text as tokens of one vocabulary, in its own split."""
+
+    name: str
+    train: TokenPart
+    test: TokenPart
+    class_names: tuple[str, ...]
+    vocabulary_sha256: str
+    validation: TokenPart | None = None
+    note: str = ""
+
+    normalization: ClassVar[None] = None
+
+    @property
+    def parts(self) -> dict[str, TokenPart]:
+        """The parts there are, by name."""
+        named = {"train": self.train, "validation": self.validation, "test": self.test}
+        return {name: part for name, part in named.items() if part is not None}
+
+    @cached_property
+    def sha256(self) -> str:
+        """The hash of the vocabulary and of all tokens and labels."""
+        total = Fingerprint()
+        total.add("vocabulary", torch.tensor(list(bytes.fromhex(self.vocabulary_sha256)), dtype=torch.uint8))
+        for name, part in self.parts.items():
+            total.add(f"{name} tokens", torch.from_numpy(part.ids))
+            total.add(f"{name} sizes", torch.from_numpy(part.sizes))
+            if part.labels is not None:
+                total.add(f"{name} labels", torch.from_numpy(part.labels))
+        return total.hexdigest()
+
+
+class TokenExamples(Examples):
+    """Sentences with a class each, or pieces of running text, whose targets are their own tokens."""
+
+    def __init__(self, part: TokenPart) -> None:
+        self._ids = torch.from_numpy(part.ids)
+        self._sizes = torch.from_numpy(part.sizes)
+        self._width = part.width
+        if part.labels is None:
+            labels = self._ids.long().masked_fill(~self._mask(self._sizes), IGNORED)
+        else:
+            labels = torch.from_numpy(part.labels)
+        self.source_sha256 = fingerprint([("tokens", self._ids), ("sizes", self._sizes), ("labels", labels)])
+        super().__init__(labels)
+
+    def _read(self, rows: Tensor) -> Inputs:
+        ids = self._ids[rows].long()
+        return {
+            "input_ids": ids,
+            "attention_mask": self._mask(self._sizes[rows]).long(),
+            PERTURBED: torch.zeros(*ids.shape, self._width),
+        }
+
+    def _mask(self, sizes: Tensor) -> Tensor:
+        return torch.arange(self._ids.shape[1]) < sizes[:, None]
+
+
+def tokenized(data: LoadedText, vocabulary: Vocabulary, width: int) -> LoadedTokens:
+    """Every text as tokens of the vocabulary, for a model whose embeddings have this width."""
+    encode = _pieces if data.classes == 0 else _sentences
+    made = {name: encode(data, part, vocabulary, width) for name, part in data.parts.items()}
+    cut = sum(count for _, count in made.values())
+    notes = [data.note, f"{cut:,} sentences are cut at {data.length} tokens" if cut else ""]
+    return LoadedTokens(
+        name=data.name,
+        train=made["train"][0],
+        validation=made["validation"][0] if "validation" in made else None,
+        test=made["test"][0],
+        class_names=data.class_names,
+        vocabulary_sha256=vocabulary.sha256,
+        note="; ".join(note for note in notes if note),
+    )
+
+
+def without_tokens(data: LoadedText) -> LoadedTokens:
+    """The set with labels alone: enough to divide sentences among clients, without a model's vocabulary."""
+    if data.classes == 0:
+        raise FedveilError(f"{data.name} is running text: it has no classes, and its model's tokens say how long it is")
+
+    def bare(part: TextPart) -> TokenPart:
+        return TokenPart(np.zeros((len(part), 0), np.int32), np.zeros(len(part), np.int64), part.labels, 0)
+
+    parts = {name: bare(part) for name, part in data.parts.items()}
+    return LoadedTokens(
+        data.name, parts["train"], parts["test"], data.class_names, data.sha256, parts.get("validation"), data.note
+    )
+
+
+def next_token_loss(scores: Tensor, targets: Tensor) -> Tensor:
+    """The mean cross-entropy of every next token: scores (B, length, entries), targets (B, length)."""
+    return functional.cross_entropy(scores[:, :-1].flatten(0, 1), targets[:, 1:].flatten(), ignore_index=IGNORED)
+
+
+def next_token_hits(scores: Tensor, targets: Tensor) -> Tensor:
+    """For every next token of the batch, one after another, whether it has the highest score."""
+    counted = targets[:, 1:] != IGNORED
+    return (scores[:, :-1].argmax(-1) == targets[:, 1:])[counted]
+
+
+def _sentences(data: LoadedText, part: TextPart, vocabulary: Vocabulary, width: int) -> tuple[TokenPart, int]:
+    """One row per sentence, and how many were cut."""
+    ids = np.full((len(part), data.length), vocabulary.padding, dtype=np.int32)
+    sizes = np.empty(len(part), dtype=np.int64)
+    vocabulary.tokenizer.no_padding()
+    vocabulary.tokenizer.enable_truncation(data.length)
+    cut = 0
+    for start in range(0, len(part), AT_ONCE):
+        found = vocabulary.tokenizer.encode_batch(list(part.texts[start : start + AT_ONCE]))
+        for place, encoding in enumerate(found, start):
+            if not encoding.ids:
+                raise FedveilError(f"{data.name}: the tokenizer finds no tokens in {part.texts[place]!r:.60}")
+            sizes[place] = len(encoding.ids)
+            ids[place, : len(encoding.ids)] = encoding.ids
+            cut += bool(encoding.overflowing)
+    return TokenPart(ids, sizes, part.labels, width), cut
+
+
+def _pieces(data: LoadedText, part: TextPart, vocabulary: Vocabulary, width: int) -> tuple[TokenPart, int]:
+    """The whole text cut into rows; the last is padded. A rest of one token has no next one, and is left out."""
+    vocabulary.tokenizer.no_padding()
+    vocabulary.tokenizer.no_truncation()
+    stream: list[int] = []
+    for start in range(0, len(part), AT_ONCE):
+        texts = list(part.texts[start : start + AT_ONCE])
+        for encoding in vocabulary.tokenizer.encode_batch(texts, add_special_tokens=False):
+            stream += encoding.ids
+    if len(stream) % data.length == 1:
+        stream.pop()
+    rows = -(-len(stream) // data.length)
+    if not rows:
+        raise FedveilError(f"{data.name}: a part has fewer than two tokens")
+    ids = np.full(rows * data.length, vocabulary.padding, dtype=np.int32)
+    ids[: len(stream)] = stream
+    sizes = np.full(rows, data.length, dtype=np.int64)
+    sizes[-1] = len(stream) - (rows - 1) * data.length
+    return TokenPart(ids.reshape(rows, data.length), sizes, None, width), 0

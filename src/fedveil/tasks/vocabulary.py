@@ -1,0 +1,149 @@
+"""Vocabularies: read from a folder of a tokenizer, or trained on the training text and kept in the cache."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from fedveil.errors import FedveilError
+from fedveil.files import write_atomically
+from fedveil.tasks.cache import cache_folder
+from fedveil.tasks.datasets.text import LoadedText
+from fedveil.tasks.examples import one_line
+
+log = logging.getLogger("fedveil")
+
+Pieces = Literal["wordpiece", "byte-bpe"]  # BERT's, GPT-2's
+BERT_SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+GPT2_SPECIAL = ("<|endoftext|>",)
+
+
+@dataclass(frozen=True, eq=False)
+class Vocabulary:
+    """A tokenizer of the library `tokenizers`."""
+
+    tokenizer: Any
+    trained: bool  # here, on the training text; otherwise it came from a folder
+
+    @property
+    def size(self) -> int:
+        """How many entries it has, special ones too."""
+        return int(self.tokenizer.get_vocab_size(with_added_tokens=True))
+
+    @property
+    def padding(self) -> int:
+        """The number of the token that fills short sentences; where there is none 0, which is then masked as well."""
+        return int(self.tokenizer.token_to_id("[PAD]") or 0)
+
+    @property
+    def sha256(self) -> str:
+        """The hash of all that it is."""
+        return hashlib.sha256(self.tokenizer.to_str().encode()).hexdigest()
+
+
+def vocabulary_of(data: LoadedText, pieces: Pieces, size: int) -> Vocabulary:
+    """The vocabulary in the data's tokenizer folder, or one of at most `size` entries trained on its training text."""
+    if data.tokenizer is not None:
+        return Vocabulary(_from_folder(data.tokenizer), trained=False)
+    return Vocabulary(_trained(data.train.texts, pieces, data.vocabulary or size), trained=True)
+
+
+def text_library(name: str) -> Any:
+    """The library `tokenizers` or `transformers`, which only text needs."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise FedveilError(f'text needs the package {name}: pip install "fedveil[text]"') from None
+
+
+def _from_folder(folder: Path) -> Any:
+    """tokenizer.json as it is; the older vocab.txt (BERT), or vocab.json and merges.txt (GPT-2), by transformers."""
+    library = text_library("tokenizers")
+    there = {name for name in ("tokenizer.json", "vocab.txt", "vocab.json", "merges.txt") if (folder / name).is_file()}
+    try:
+        if "tokenizer.json" in there:
+            return library.Tokenizer.from_file(str(folder / "tokenizer.json"))
+        if "vocab.txt" in there:
+            made = text_library("transformers").BertTokenizerFast.from_pretrained(str(folder), local_files_only=True)
+            return made.backend_tokenizer
+        if {"vocab.json", "merges.txt"} <= there:
+            made = text_library("transformers").GPT2TokenizerFast.from_pretrained(str(folder), local_files_only=True)
+            return made.backend_tokenizer
+    except FedveilError:
+        raise
+    except Exception as error:  # the library raises bare exceptions
+        raise FedveilError(f"cannot read the tokenizer in {folder}: {one_line(error)}") from None
+    raise FedveilError(f"no tokenizer in {folder}: it has no tokenizer.json, vocab.txt, or vocab.json and merges.txt")
+
+
+def _trained(texts: Sequence[str], pieces: Pieces, size: int) -> Any:
+    """Trained anew, or as it was kept after the first time; the same texts give the same vocabulary."""
+    library = text_library("tokenizers")
+    key = hashlib.sha256(f"{pieces}|{size}|{library.__version__}|{len(texts)}|".encode())
+    for text in texts:
+        encoded = text.encode()
+        key.update(f"{len(encoded)}|".encode() + encoded)
+    path = cache_folder() / "vocabularies" / f"{key.hexdigest()[:32]}.json"
+    try:
+        return library.Tokenizer.from_file(str(path))
+    except Exception as error:  # not there yet, or damaged: the library raises bare exceptions
+        log.debug("the vocabulary is trained: %s", one_line(error))
+    made = _wordpiece(library, texts, size) if pieces == "wordpiece" else _byte_bpe(library, texts, size)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, made.to_str().encode())
+    except (OSError, FedveilError) as error:
+        log.info("the vocabulary is not kept: %s", error)
+    return made
+
+
+def _wordpiece(library: Any, texts: Sequence[str], size: int) -> Any:
+    """As BERT's uncased one: lower case, words and punctuation apart, [CLS] before and [SEP] behind a sentence.
+
+    The trainer numbers the letters inside of words in the order of a hash table that differs from run to run, and of
+    two pairs that are equally frequent it merges the one with the lower numbers. So that the same text always gives
+    the same vocabulary, these letters are there from the start, in their own order.
+    """
+    normalizer = library.normalizers.BertNormalizer(lowercase=True)
+    letters = sorted({letter for text in texts for letter in normalizer.normalize_str(text) if not letter.isspace()})
+
+    def empty(**known: Any) -> Any:
+        made = library.Tokenizer(library.models.WordPiece(unk_token="[UNK]", **known))
+        made.normalizer = normalizer
+        made.pre_tokenizer = library.pre_tokenizers.BertPreTokenizer()
+        made.decoder = library.decoders.WordPiece()
+        return made
+
+    trainer = library.trainers.WordPieceTrainer(
+        vocab_size=size,
+        special_tokens=[*BERT_SPECIAL, *(f"##{letter}" for letter in letters)],
+        limit_alphabet=len(letters),
+        show_progress=False,
+    )
+    found = empty()
+    found.train_from_iterator(texts, trainer)
+    made = empty(vocab=found.get_vocab())
+    made.add_special_tokens([*BERT_SPECIAL])
+    ends = [(token, made.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
+    made.post_processor = library.processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=ends)
+    return made
+
+
+def _byte_bpe(library: Any, texts: Sequence[str], size: int) -> Any:
+    """As GPT-2's: pairs of bytes merged, so that any text can be written."""
+    made = library.Tokenizer(library.models.BPE())
+    made.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = library.decoders.ByteLevel()
+    trainer = library.trainers.BpeTrainer(
+        vocab_size=size,
+        special_tokens=[*GPT2_SPECIAL],
+        initial_alphabet=sorted(library.pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    made.train_from_iterator(texts, trainer)
+    return made
