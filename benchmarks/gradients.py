@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from benchmarks.tables import Table
 from benchmarks.timing import best_times
-from fedveil.clients.engine import Backend, Engine
+from fedveil.clients.choose import make_engine
+from fedveil.clients.engine import BACKENDS, Engine
 from fedveil.registry import models
 from fedveil.streams import Streams
 from fedveil.tree import Tree
 
 SETTINGS = [("mlp", 10, 10), ("mlp", 50, 8), ("lenet5", 10, 10), ("lenet", 32, 1), ("lenet", 4, 8)]
+CLIENTS, SIZES = (1, 2, 4, 10, 50), (1, 8, 64)
 
 
 def plain_loop(model: nn.Module, inputs: Tensor, targets: Tensor) -> list[list[Tensor]]:
@@ -27,23 +31,68 @@ def plain_loop(model: nn.Module, inputs: Tensor, targets: Tensor) -> list[list[T
 
 def measure() -> list[Table]:
     torch.set_num_threads(1)
+    return [each_backend(), chosen_backend()]
+
+
+def each_backend() -> Table:
     table = Table(
         "Client gradients, one thread, warm",
-        ["model", "clients × batch", "plain loop (ms)", "loop", "stacked", "compiled"],
+        ["model", "clients × batch", "plain loop (ms)", *BACKENDS[1:]],
         "The three backends as multiples of the plain loop's speed (higher is faster). FedSGD: one set of weights.",
     )
     for name, clients, size in SETTINGS:
-        model = models.build(name).build((1, 28, 28), 10)
-        inputs, targets = torch.randn(clients, size, 1, 28, 28), torch.randint(0, 10, (clients, size))
-        params = Tree.expand({n: p.detach() for n, p in model.named_parameters()}, clients)
-        streams = Streams.seeded(0, range(clients))
-        sides = {"plain": lambda m=model, x=inputs, y=targets: plain_loop(m, x, y)}
-        backends: tuple[Backend, ...] = ("loop", "stacked", "compiled")
-        for backend in backends:
-            engine = Engine(model, functional.cross_entropy, backend=backend)
-            engine.chunk = min(engine.chunk, clients)
-            sides[backend] = lambda e=engine, p=params, x=inputs, y=targets, s=streams: e.gradient(p, Tree({}), x, y, s)
+        case = Case(name, clients, size)
+        sides = {"plain": case.plain}
+        for backend in BACKENDS[1:]:
+            sides[backend] = case.ours(Engine(case.model, functional.cross_entropy, backend=backend))
         times = best_times(sides)
-        ratios = [f"{times['plain'] / times[backend]:.2f}×" for backend in backends]
+        ratios = [f"{times['plain'] / times[backend]:.2f}×" for backend in BACKENDS[1:]]
         table.add(name, f"{clients} × {size}", 1000 * times["plain"], *ratios)
-    return [table]
+    return table
+
+
+def chosen_backend() -> Table:
+    table = Table(
+        "The backend that is chosen for short work, over a grid of clients and batch sizes, one thread",
+        ["model", "clients", *(f"batch {size}" for size in SIZES)],
+        "As multiples of the plain loop's speed (higher is faster); never compiled.",
+    )
+    for name in ("mlp", "lenet5", "lenet"):
+        for clients in CLIENTS:
+            cells = []
+            for size in SIZES:
+                case = Case(name, clients, size)
+                sample = case.inputs[0], case.targets[0]
+                engine = make_engine(case.model, functional.cross_entropy, clients=clients, sample=sample, steps=1)
+                times = best_times({"plain": case.plain, "ours": case.ours(engine)}, least=0.1)
+                cells.append(f"{times['plain'] / times['ours']:.2f}× ({engine.backend})")
+            table.add(name, clients, *cells)
+    return table
+
+
+class Case:
+    """Clients with random batches for a model."""
+
+    def __init__(self, name: str, clients: int, size: int) -> None:
+        self.model = models.build(name).build((1, 28, 28), 10)
+        self.inputs, self.targets = torch.randn(clients, size, 1, 28, 28), torch.randint(0, 10, (clients, size))
+        self.weights = {n: p.detach() for n, p in self.model.named_parameters()}
+
+    def plain(self) -> object:
+        return plain_loop(self.model, self.inputs, self.targets)
+
+    def ours(self, engine: Engine) -> Callable[[], object]:
+        """All gradients, a chunk of clients at a time as a round takes them."""
+        engine.chunk = min(engine.chunk, len(self.targets))
+        streams = Streams.seeded(0, range(len(self.targets)))
+
+        def run() -> object:
+            kept = []
+            for start in range(0, len(self.targets), engine.chunk):
+                part = slice(start, start + engine.chunk)
+                inputs, targets = self.inputs[part], self.targets[part]
+                params = Tree.expand(self.weights, len(targets))
+                kept.append(engine.gradient(params, Tree({}), inputs, targets, streams.rows(part)).update)
+            return kept
+
+        return run

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from fedveil.attacks.inverting_gradients import InvertingGradients
     from fedveil.auditing.run import audit
     from fedveil.auditing.settings import Audit
+    from fedveil.clients.choose import choose_backend
     from fedveil.defenses.base import Defense
     from fedveil.defenses.cdp import CDP
     from fedveil.defenses.chain import Chain
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from fedveil.federation.settings import Federation
     from fedveil.tasks.normalization import Normalization
     from fedveil.tasks.task import Task, task
+    from fedveil.workers import Workers
 
 _HOMES = {
     "DLG": "fedveil.attacks.dlg",
@@ -65,6 +67,7 @@ _HOMES = {
     "InvertingGradients": "fedveil.attacks.inverting_gradients",
     "audit": "fedveil.auditing.run",
     "Audit": "fedveil.auditing.settings",
+    "choose_backend": "fedveil.clients.choose",
     "Defense": "fedveil.defenses.base",
     "CDP": "fedveil.defenses.cdp",
     "Chain": "fedveil.defenses.chain",
@@ -99,6 +102,7 @@ _HOMES = {
     "Normalization": "fedveil.tasks.normalization",
     "Task": "fedveil.tasks.task",
     "task": "fedveil.tasks.task",
+    "Workers": "fedveil.workers",
 }
 
 __all__ = [
@@ -139,8 +143,10 @@ __all__ = [
     "SignCompression",
     "Soteria",
     "Task",
+    "Workers",
     "__version__",
     "audit",
+    "choose_backend",
     "federate",
     "task",
 ]

@@ -163,6 +163,10 @@ def test_all_problems_are_told_at_once_in_one_line(tmp_path: Path) -> None:
         ('backend = "stackd"', "did you mean 'stacked'?"),
         ("seed = -1", "seed must be greater than or equal to 0"),
         ('[federation]\nupload = "delta"', "needs the protocol fedavg"),
+        (f"seed = {'9' * 5000}", "not valid TOML"),
+        (f"seed = 0x{'f' * 5000}", "a number has more than 64 bits"),
+        (f"[task]\nclients = [[{2**63}]]", "a number has more than 64 bits"),
+        (f"seed = {'[' * 5000}", "not valid TOML"),
         ("audit.whole = 1", "unknown key 'audit.whole': there are: audit.victims"),
     ],
 )

@@ -109,6 +109,8 @@ def test_names_may_hold_slashes(tmp_path: Path) -> None:
         ({"client": 1.5}, {}, "client"),
         ({"format": "fedveil-truth"}, {}, "not a fedveil capture"),
         ({"version": 2}, {}, "version 2"),
+        ({"version": "9" * 5000}, {}, "version '9999"),
+        ({"format": "x" * 5000}, {}, "not a fedveil capture"),
     ],
     ids=str,
 )
@@ -121,9 +123,10 @@ def test_files_that_lie_are_refused_in_one_line(
         Capture.load(tmp_path / "one")
     assert "\n" not in str(caught.value)
     assert str(tmp_path / "one") in str(caught.value)
+    assert len(str(caught.value)) < 500
 
 
-@pytest.mark.parametrize("damage", ["cut", "magic", "empty", "header cut", "no header", "pickle", "not json"])
+@pytest.mark.parametrize("damage", ["cut", "magic", "empty", "header cut", "no header", "pickle", "not json", "deep"])
 def test_damaged_files_are_refused_in_one_line(tmp_path: Path, damage: str) -> None:
     path = tmp_path / "one"
     a_capture().save(path)
@@ -132,6 +135,8 @@ def test_damaged_files_are_refused_in_one_line(tmp_path: Path, damage: str) -> N
         safetensors.torch.save_file({"before/w": torch.ones(1)}, path)
     elif damage == "not json":
         safetensors.torch.save_file({"before/w": torch.ones(1)}, path, metadata={"fedveil": "{"})
+    elif damage == "deep":
+        safetensors.torch.save_file({"before/w": torch.ones(1)}, path, metadata={"fedveil": "[" * 100_000})
     elif damage == "pickle":
         torch.save({"before/w": torch.ones(1)}, path)
     else:

@@ -6,7 +6,9 @@ weights file (small pictures enlarged beforehand); they agreed with ours to 1e-7
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import safetensors.torch
@@ -144,6 +146,47 @@ def test_wrong_files_are_refused(tmp_path: Path) -> None:
     backbone.write_bytes(b"not a safetensors file")
     with pytest.raises(FedveilError, match="cannot be read"):
         load("alex", tmp_path)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("part", ["alexnet_imagenet_features", "lpips_heads_alex"])
+def test_weights_that_are_no_numbers_are_refused(tmp_path: Path, part: str, value: float) -> None:
+    drawn("alex", tmp_path)
+    path = tmp_path / "weights" / f"{part}.safetensors"
+    held = safetensors.torch.load_file(path)
+    name = next(name for name in sorted(held) if not name.startswith("classifier"))
+    held[name].view(-1)[0] = value
+    safetensors.torch.save_file(held, path)
+    with pytest.raises(FedveilError, match="should be finite"):
+        load("alex", tmp_path)
+
+
+class MakesFolder:
+    def __init__(self, path: Path) -> None:
+        self.path = str(path)
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.mkdir, (self.path,)
+
+
+@pytest.mark.parametrize("kind", ["runs code", "damaged", "no tensors"])
+def test_a_packages_file_runs_nothing_and_gets_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    drawn("alex", tmp_path)
+    (tmp_path / "weights" / "lpips_heads_alex.safetensors").unlink()
+    path, mark = tmp_path / "alex.pth", tmp_path / "ran"
+    if kind == "damaged":
+        path.write_bytes(b"PK\x03\x04damaged")
+    else:
+        torch.save({"lin0.model.1.weight": MakesFolder(mark) if kind == "runs code" else 1}, path)
+    package = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: package)
+    monkeypatch.setattr(lpips, "PACKAGES", {"package": "."})
+    with pytest.raises(FedveilError, match="install its package again") as caught:
+        load("alex", tmp_path)
+    assert str(caught.value).isprintable()
+    assert not mark.exists()
 
 
 @pytest.fixture

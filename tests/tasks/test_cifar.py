@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import pickle
 import struct
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +133,16 @@ def test_everything_else_is_refused_in_one_line(tmp_path: Path, content: bytes) 
         read_cifar_pickle(tmp_path / "a")
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 400
+
+
+def test_no_more_memory_is_taken_than_the_file_has(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(pickle.dumps(batch(), protocol=2))
+    tracemalloc.start()
+    try:
+        read_cifar_pickle(tmp_path / "a")
+        assert tracemalloc.get_traced_memory()[1] < 2**25
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_batch_cut_anywhere_is_refused(tmp_path: Path) -> None:

@@ -3,7 +3,9 @@ from __future__ import annotations
 import hashlib
 import io
 import re
+import socket
 import tarfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -121,6 +123,40 @@ def test_a_server_that_recovers(tmp_path: Path, web: Web) -> None:
     assert download(remote(web), tmp_path, None, QUICK).read_bytes() == CONTENT
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 200 OK\r\nContent-Length: \xb2\r\n\r\nx",  # a digit for Python, and no number
+        b"HTTP/1.1 200 OK\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\nx",
+        b"HTTP/1.1 302 Found\r\nLocation: http://[\r\n\r\n",
+        b"H\x1b[2JTP/1.1 200 OK\r\n\r\n",
+        b"HTTP/1.1 404 Not\x1b[2J found\r\n\r\n",
+        b"",
+    ],
+    ids=["superscript", "digits", "address", "status", "reason", "nothing"],
+)
+def test_answers_that_make_no_sense_get_one_line(tmp_path: Path, answer: bytes) -> None:
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        for _ in range(2):
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(answer)
+
+    threading.Thread(target=serve, daemon=True).start()
+    made = Remote(f"http://127.0.0.1:{server.getsockname()[1]}/file.bin", "file.bin", sha256(CONTENT))
+    with server, pytest.raises(FedveilError) as caught:
+        download(made, tmp_path, None, Patience(attempts=2, pause=0.0, timeout=5))
+    assert str(caught.value).isprintable()
+
+
+def test_a_file_that_should_be_empty(tmp_path: Path, web: Web) -> None:
+    web.files["file.bin"] = b""
+    assert download(remote(web, sha256(b""), 0), tmp_path, None, QUICK).read_bytes() == b""
+
+
 def test_no_server_at_all(tmp_path: Path) -> None:
     with serving(Web()) as web:
         gone = remote(web)
@@ -220,6 +256,8 @@ def test_an_archive_is_fetched_and_unpacked_into_its_folder(tmp_path: Path, web:
         (special("link", tarfile.LNKTYPE, "../out"), "is not a plain file"),
         (special("pipe", tarfile.FIFOTYPE), "is not a plain file"),
         (special("disk", tarfile.CHRTYPE), "is not a plain file"),
+        (("", b"x"), "a file has no name"),
+        ((".", b"x"), "a file has no name"),
     ],
 )
 def test_entries_that_leave_their_folder_are_refused(
@@ -256,6 +294,19 @@ def test_size_and_number_are_bounded(tmp_path: Path) -> None:
     path.write_bytes(tar(("a", b"1"), ("a", b"2")))
     with pytest.raises(FedveilError, match="same file twice"):
         unpack(path, tmp_path / "twice")
+
+
+@pytest.mark.parametrize("size", ["1e9", "x" * 5000, "-1"])
+def test_numbers_in_headers_that_are_none_get_one_line(tmp_path: Path, size: str) -> None:
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w:gz", format=tarfile.PAX_FORMAT) as archive:
+        member = tarfile.TarInfo("a")
+        member.pax_headers = {"GNU.sparse.size": size, "GNU.sparse.map": size}
+        archive.addfile(member)
+    (tmp_path / "a.tar.gz").write_bytes(file.getvalue())
+    with pytest.raises(FedveilError) as caught:
+        unpack(tmp_path / "a.tar.gz", tmp_path)
+    assert len(str(caught.value)) < 400
 
 
 @pytest.mark.parametrize("length", [0, 1, 50, 300])

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import contextlib
 import struct
+import tracemalloc
 import zlib
 from pathlib import Path
 
@@ -163,13 +165,14 @@ def png_bomb(width: int, height: int) -> bytes:
     [
         (png_bomb(10_000, 10_000), "10000 × 10000 pixels, more than the 67,108,864 allowed"),
         (png_bomb(100_000, 100_000), "pixels, more than the 67,108,864 allowed"),
+        (png_bomb(8000, 8000), "promises 8000 × 8000 pixels, more than the file can hold"),
         (png_bomb(2000, 2000), "cannot read this picture"),
         (png_bytes(np.random.default_rng(0).integers(0, 256, (90, 90)))[:4000], "cannot read this picture"),
         (b"", "not a picture in one of the formats JPEG, PNG, WEBP, BMP"),
         (b"GIF89a" + bytes(50), "not a picture"),
         (b"%!PS-Adobe-3.0 EPSF-3.0\n", "not a picture"),
     ],
-    ids=["large", "huge", "no content", "cut short", "empty", "GIF", "PostScript"],
+    ids=["large", "huge", "lying", "no content", "cut short", "empty", "GIF", "PostScript"],
 )
 def test_hostile_pictures_get_one_line(tmp_path: Path, content: bytes, line: str) -> None:
     path = tmp_path / "a.png"
@@ -178,6 +181,19 @@ def test_hostile_pictures_get_one_line(tmp_path: Path, content: bytes, line: str
         read_picture(path, 8, 1)
     assert str(caught.value).startswith(str(path))
     assert "\n" not in str(caught.value)
+
+
+def test_a_chunk_that_says_it_is_long_takes_no_memory(tmp_path: Path) -> None:
+    content = png_bytes(np.zeros((9, 9), np.uint8))
+    start = content.index(b"IDAT") - 4
+    (tmp_path / "a.png").write_bytes(content[:start] + b"\xff\xff\0\0" + content[start + 4 :])
+    tracemalloc.start()
+    try:
+        with contextlib.suppress(FedveilError):
+            read_picture(tmp_path / "a.png", 8, 1)
+        assert tracemalloc.get_traced_memory()[1] < 2**24
+    finally:
+        tracemalloc.stop()
 
 
 def test_folders_that_make_no_sense_are_refused(tmp_path: Path) -> None:

@@ -168,6 +168,21 @@ def test_objects_are_never_unpickled(tmp_path: Path) -> None:
     assert not mark.exists()
 
 
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_only_numpys_own_packing_is_read(tmp_path: Path, method: int) -> None:
+    with zipfile.ZipFile(tmp_path / "a.npz", "w", compression=method) as archive:
+        archive.writestr("a.npy", npy("{'descr': '|u1', 'fortran_order': False, 'shape': (3,)}") + bytes(3))
+    with pytest.raises(FedveilError, match="packed in a way that numpy does not use"):
+        read_npz(tmp_path / "a.npz", {"a": (None,)})
+
+
+def test_a_name_that_is_no_text_gets_one_line(tmp_path: Path) -> None:
+    path = zipped(tmp_path / "a.npz", ä=b"")  # its name is marked as UTF-8
+    path.write_bytes(path.read_bytes().replace("ä".encode(), b"\xff\xff"))
+    with pytest.raises(FedveilError, match="cut short or damaged"):
+        read_npz(path, {"a": (None,)})
+
+
 def test_files_cut_short_or_of_another_kind(tmp_path: Path) -> None:
     path = save(tmp_path, "breastmnist", arrays("breastmnist"))
     whole = path.read_bytes()

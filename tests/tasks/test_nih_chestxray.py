@@ -67,6 +67,8 @@ def test_missing_images_are_counted(tmp_path: Path) -> None:
         (HEADER + "x.png,Mass,0,1,50\n", "none of the training images of Data_Entry_2017.csv is below"),
         (HEADER, "none of the training images"),
         ("", "has no column"),
+        ("x" * 140_000 + ",b\n1,2\n", "field larger than field limit"),
+        (HEADER + "x" * 140_000 + ",Mass,0,1,50\n", "field larger than field limit"),
     ],
 )
 def test_tables_that_do_not_fit_are_refused(tmp_path: Path, table: str, line: str) -> None:

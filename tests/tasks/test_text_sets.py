@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
+import tracemalloc
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -219,6 +220,24 @@ def test_a_set_comes_out_of_its_published_archive(tmp_path: Path, name: str, mon
     }
     assert locate(source, tmp_path).complete
     assert sorted(path.name for path in tmp_path.iterdir()) == [source.folders[0]]
+
+
+def test_an_unusual_packing_is_refused(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.zip", "w", compression=zipfile.ZIP_LZMA) as archive:
+        archive.writestr("top/one", b"x" * 100)
+    with pytest.raises(FedveilError, match="packed in an unusual way"):
+        unpack_zip(tmp_path / "a.zip", tmp_path, ["top/one"])
+
+
+def test_no_more_memory_is_taken_than_a_file_can_hold(tmp_path: Path) -> None:
+    (tmp_path / "plain").write_bytes(b"a\n")
+    (tmp_path / "packed").write_bytes(gzip.compress(b"a\n"))
+    tracemalloc.start()
+    try:
+        assert read_lines(tmp_path / "plain") == read_lines(tmp_path / "packed") == ["a"]
+        assert tracemalloc.get_traced_memory()[1] < 2**22
+    finally:
+        tracemalloc.stop()
 
 
 def test_archives_that_cannot_be_used(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def problems_by_role(
         if attackers in ("both", "naive"):
             found["naive"] = scene.problem(defended)
         if attackers in ("both", "adaptive"):
-            known = chain.knowledge(defended, scene.facts)
+            known = chain.knowledge(defended, replace(scene.facts, before=scene.params))
             informed = scene.problem(known.target, known.weight)
             found["adaptive"] = replace(informed, simulate=known.simulate, before=known.before)
     observed = undefended if undefended is not None else defended

@@ -88,7 +88,7 @@ def attack_captures(
         batch_size=examples,
         classes=setting.classes or facts.get("classes"),
         normalization=pixel_map(first, setting),
-        facts=Facts(kind=first.kind, batch_size=examples, steps=first.steps, lr=first.lr[0]),
+        facts=Facts(kind=first.kind, batch_size=examples, steps=first.steps, lr=first.lr[0], momentum=first.momentum),
         streams=Streams.seeded(seed, range(len(captures)), "attack"),
         labels=labels,
         local=local,

@@ -20,7 +20,7 @@ def check(
     chain.check_message(federation.message)
     if task.perturb is not None:
         raise FedveilError(
-            f"an audit scores images, and {task.name} has other inputs: fedveil train takes them, attacks on them do not"
+            f"an audit scores images, and {task.name} has other inputs: fedveil train takes them, attacks do not"
         )
     if not chosen:
         raise FedveilError("an audit needs an attack: see `fedveil list attacks`")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from typing import Literal
 
 from fedveil.auditing.result import Cost, Estimate, RoundUtility
 from fedveil.auditing.scoring import estimate
@@ -15,7 +16,9 @@ def measure_cost(undefended: Run | None, defended: Run | None) -> Cost:
     """The cost of the defense; without a defended run, the utility of the undefended one alone."""
     if undefended is None:
         return Cost()
-    runs = {"undefended": undefended} | ({"defended": defended} if defended is not None else {})
+    runs: dict[Literal["defended", "undefended"], Run] = {"undefended": undefended}
+    if defended is not None:
+        runs["defended"] = defended
     seconds = {name: _seconds(run) for name, run in runs.items()}
     difference = None
     if defended is not None and defended.correct is not None and undefended.correct is not None:
@@ -26,8 +29,9 @@ def measure_cost(undefended: Run | None, defended: Run | None) -> Cost:
         defended=_accuracy(defended),
         undefended=_accuracy(undefended),
         difference=difference,
+        beside=_beside(runs),
         history=_history(undefended, defended),
-        seconds_per_round=seconds,  # type: ignore[arg-type]
+        seconds_per_round=seconds,
         slowdown=seconds["defended"] / seconds["undefended"] if defended is not None else None,
         bytes_per_round={"up": last.bytes_up, "down": last.bytes_down},
     )
@@ -37,6 +41,14 @@ def _accuracy(run: Run | None) -> Estimate | None:
     if run is None or run.correct is None:
         return None
     return estimate(bootstrap(run.correct.numpy(), share=True))
+
+
+def _beside(
+    runs: dict[Literal["defended", "undefended"], Run],
+) -> dict[str, dict[Literal["defended", "undefended"], float]]:
+    """The utility of other models than the federation's, by what they are."""
+    names = dict.fromkeys(name for run in runs.values() for name in run.utility.beside)
+    return {n: {which: r.utility.beside[n] for which, r in runs.items() if n in r.utility.beside} for n in names}
 
 
 def _seconds(run: Run) -> float:

@@ -72,6 +72,8 @@ class Cost(Document):
     defended: Estimate | None = None
     undefended: Estimate | None = None
     difference: Estimate | None = None  # defended - undefended, paired on the same test examples
+    # Test utility of other models than the federation's, such as "local models before the upload", where measured.
+    beside: dict[str, dict[Literal["defended", "undefended"], float]] = {}
     history: list[RoundUtility] = []
     seconds_per_round: dict[Literal["defended", "undefended"], float] = {}
     slowdown: float | None = None  # time of a round with the defense / without

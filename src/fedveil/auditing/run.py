@@ -33,6 +33,7 @@ from fedveil.defenses.base import Defense, Facts
 from fedveil.defenses.chain import Chain
 from fedveil.errors import FedveilError
 from fedveil.federation.observers import Observer
+from fedveil.federation.perturbation import perturbation
 from fedveil.federation.probe import Probe, probe
 from fedveil.federation.run import Run, dry_step, engine_for, federate
 from fedveil.federation.settings import Federation
@@ -188,6 +189,7 @@ def _audit(
     lead = strongest(rows)
     rows = [row.model_copy(update={"strongest": row is lead}) for row in rows]
     cost = measure_cost(undefended, defended)
+    moved = perturbation([(truths.originals.flatten(0, 1), truths.seen.flatten(0, 1))], normalization)
     promised = statement(chain, exposures(task, federation, rounds=None if train else len(settings.rounds)))
     among = truths.distractors.shape[1] + 1
     verdict = judge(
@@ -204,7 +206,7 @@ def _audit(
         model=task.model_name,
         protocol=protocol_words(task, federation),
         holdings=holdings(task),
-        defense=defense_card(chain, promised, probes[0].undefended, probes[0].defended),
+        defense=defense_card(chain, promised, probes[0].undefended, probes[0].defended, moved),
         verdict=verdict,
         rows=rows,
         identified_among=among,
@@ -309,7 +311,7 @@ def _scene(
         batch_size=size,
         classes=task.classes,
         normalization=normalization,
-        facts=Facts(kind=found.kind, batch_size=size, steps=found.steps, lr=found.lr[0]),
+        facts=Facts(kind=found.kind, batch_size=size, steps=found.steps, lr=found.lr[0], momentum=found.momentum),
         streams=Streams.seeded(seed, range(victims), "attack", number),
         labels=found.targets if each.choices().labels == "known" else None,
         local=local,

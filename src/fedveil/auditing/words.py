@@ -11,6 +11,7 @@ from fedveil.auditing.result import Assumption, DefenseCard
 from fedveil.auditing.settings import Audit
 from fedveil.defenses.base import Place
 from fedveil.defenses.chain import Chain
+from fedveil.federation.history import Perturbation
 from fedveil.federation.settings import Federation
 from fedveil.fields import field_values
 from fedveil.ledger.statement import Statement
@@ -125,7 +126,9 @@ def not_tried(chosen: Sequence[Attack], federation: Federation, settings: Audit)
     return items
 
 
-def defense_card(chain: Chain, promised: Statement, true: Tree, shared: Tree) -> DefenseCard:
+def defense_card(
+    chain: Chain, promised: Statement, true: Tree, shared: Tree, moved: Perturbation | None = None
+) -> DefenseCard:
     """The defense for the reader, with what it does to the updates of this run."""
     if not chain.defenses:
         return DefenseCard(
@@ -141,6 +144,8 @@ def defense_card(chain: Chain, promised: Statement, true: Tree, shared: Tree) ->
         )
     cosine = (true.dot(shared) / (true.norm() * shared.norm()).clamp_min(1e-30)).mean()
     facts = {"measured cosine to the true update": f"{float(cosine):.3f}"}
+    if moved is not None:
+        facts["the perturbation of the inputs"] = str(moved)
     for defense in chain.defenses:
         facts |= {name: f"{value:.3g}" for name, value in defense.measures(true).items()}
     papers = [defense.paper for defense in chain.defenses if defense.paper]

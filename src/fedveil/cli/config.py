@@ -196,11 +196,22 @@ class Config(BaseModel):
 def read_toml(path: Path) -> dict[str, Any]:
     """The contents of a TOML file."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        found = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise FedveilError(f"cannot read {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:  # also text that is not UTF-8, and numbers of thousands of digits
         raise FedveilError(f"{path} is not valid TOML: {error}") from None
+    except RecursionError:
+        raise FedveilError(f"{path} is not valid TOML: it is nested too deeply") from None
+    if _has_huge_number(found):
+        raise FedveilError(f"{path} is not valid TOML: a number has more than 64 bits")
+    return found
+
+
+def _has_huge_number(value: Any) -> bool:
+    if isinstance(value, dict | list):
+        return any(_has_huge_number(part) for part in (value.values() if isinstance(value, dict) else value))
+    return isinstance(value, int) and not -(2**63) <= value < 2**63
 
 
 def _built(value: Any, kind: Literal["defense", "attack"]) -> list[Any]:

@@ -273,6 +273,14 @@ def cost_rows(cost: Cost) -> Iterator[tuple[str, str, str, str]]:
             words.percent(cost.defended, 1),
             words.points(cost.difference),
         )
+    for name, values in cost.beside.items():
+        without, with_it = (values.get(which) for which in ("undefended", "defended"))
+        yield (
+            f"Test {cost.metric} of {name}, not of the federation's model",
+            words.NONE if without is None else f"{words.number(100 * without, 1)}{words.SPACE}%",
+            words.NONE if with_it is None else f"{words.number(100 * with_it, 1)}{words.SPACE}%",
+            words.NONE,
+        )
     if cost.seconds_per_round or cost.slowdown is not None:
         times = cost.seconds_per_round
         ratio = f"{words.number(cost.slowdown)} times as long" if cost.slowdown is not None else words.NONE

@@ -83,10 +83,10 @@ class NIHChestXray(DataSet):
         rows = []
         with table.open(newline="", encoding="utf-8-sig", errors="replace") as file:
             reader = csv.DictReader(file)
-            lacking = {"Image Index", "Finding Labels", "Patient ID"} - set(reader.fieldnames or ())
-            if lacking:
-                raise FedveilError(f"{table}: has no column {', '.join(sorted(lacking))}")
             try:
+                lacking = {"Image Index", "Finding Labels", "Patient ID"} - set(reader.fieldnames or ())
+                if lacking:
+                    raise FedveilError(f"{table}: has no column {', '.join(sorted(lacking))}")
                 for row in reader:
                     labels = np.zeros(len(number), dtype=np.float32)
                     for finding in (row["Finding Labels"] or "").split("|"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import warnings
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from fedveil.errors import FedveilError
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP")
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp"})
 LIMIT = 2**26  # pixels; a picture that unpacks to more is refused before it is unpacked
+FILE_LIMIT = 2**28  # bytes
 SMALL = 2**22  # pixels; up to here a picture may be blank and its file tiny
 DENSEST = 8 * 1032  # pixels that a byte of a larger file can stand for: a bit each, packed as small as deflate can
 
@@ -24,10 +26,14 @@ def read_picture(path: Path, size: int, channels: int) -> NDArray[np.uint8]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow only warns of large pictures; the limit below refuses them
-            with Image.open(path, formats=FORMATS) as image:
+            if path.stat().st_size > FILE_LIMIT:
+                raise FedveilError(f"{path}: larger than {FILE_LIMIT:,} bytes: make the picture smaller")
+            # From memory: of a file Pillow asks for as much at once as a number in it says.
+            content = path.read_bytes()
+            with Image.open(io.BytesIO(content), formats=FORMATS) as image:
                 if image.width * image.height > LIMIT:
                     raise FedveilError(_too_large(path, f"{image.width} × {image.height}"))
-                if image.width * image.height > max(SMALL, path.stat().st_size * DENSEST):
+                if image.width * image.height > max(SMALL, len(content) * DENSEST):
                     found = f"{image.width} × {image.height} pixels"
                     raise FedveilError(f"{path}: promises {found}, more than the file can hold; get it again")
                 colors = image.convert("L" if channels == 1 else "RGB")

@@ -1,0 +1,69 @@
+"""What an audit tells beside its numbers: other models' utility, how far inputs move; what its attacker is given."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import fedveil as fv
+from fedveil.auditing.attacking import problems_by_role
+from fedveil.auditing.run import _probe, _scene
+from fedveil.defenses.base import Facts
+from fedveil.federation.own_models import LOCAL
+from fedveil.federation.run import engine_for
+from fedveil.registry import attacks
+from fedveil.tree import Tree
+
+ATTACK = "inverting-gradients:steps=4"
+
+
+@pytest.fixture(scope="module")
+def task() -> fv.Task:
+    return fv.task("digits", model="mlp:hidden=[32],activation=sigmoid", clients=3)
+
+
+def test_local_models_stand_beside_the_federations(task: fv.Task, tmp_path: Path) -> None:
+    federation = fv.Federation(protocol="fedavg", rounds=2, batch_size=16, local_utility=2)
+    settings = fv.Audit(victims=2, batch_size=1)
+    outcome = fv.audit(task, "spm", ATTACK, federation=federation, settings=settings, backend="stacked")
+    found = outcome.result.cost.beside[LOCAL]
+    assert set(found) == {"defended", "undefended"}
+    assert outcome.result.cost.defended is not None
+    assert found["defended"] > outcome.result.cost.defended.mean
+    page = outcome.report(tmp_path / "report.html").read_text()
+    assert f"Test accuracy of {LOCAL}, not of the federation&#39;s model" in page
+    assert f"{100 * found['defended']:.1f}" in page
+    plain = fv.audit(task, None, ATTACK, federation=federation, settings=settings, backend="stacked")
+    assert set(plain.result.cost.beside[LOCAL]) == {"undefended"}
+
+
+def test_the_card_of_a_data_defense_says_how_far_pixels_move(task: fv.Task, tmp_path: Path) -> None:
+    settings = fv.Audit(victims=2, batch_size=1)
+    told = {}
+    for defense in ("fedem:steps=2", "gaussian-noise"):
+        outcome = fv.audit(task, defense, ATTACK, settings=settings, train=False, backend="stacked")
+        told[defense] = outcome.result.defense.facts.get("the perturbation of the inputs")
+    assert told["gaussian-noise"] is None
+    assert told["fedem:steps=2"] is not None
+    assert "0.0314 in the model's input space" in told["fedem:steps=2"]
+    assert told["fedem:steps=2"].startswith("a pixel moves by ")
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_the_informed_attacker_of_weights_knows_those_that_were_sent(task: fv.Task, momentum: float) -> None:
+    federation = fv.Federation(protocol="fedavg", local_epochs=3, lr=0.05, momentum=momentum)
+    settings, chain = fv.Audit(victims=2, batch_size=1), fv.Chain.of("spm")
+    engine = engine_for(task, federation, backend="loop")
+    found = _probe(task, chain, federation, settings, 1, None, engine, 0)
+    assert task.normalization is not None
+    scene = _scene(task, found, 1, federation, settings, task.normalization, 0, attacks.parse(ATTACK))
+    informed = problems_by_role(scene, chain, defended=found.defended, undefended=None)["adaptive"]
+    before = Tree.expand(found.params, 2)
+    facts = Facts(kind="weights", steps=3, lr=0.05, momentum=momentum, before=before)
+    expected = chain.knowledge(found.defended, facts)
+    for name in before:
+        torch.testing.assert_close(informed.target[name], expected.target[name])
+    near, far = (float((tree - found.undefended).norm().sum()) for tree in (informed.target, found.defended))
+    assert near < 0.5 * far
