@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -26,25 +27,36 @@ def compile_once(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     code = call.__code__.replace(co_name=f"fedveil_{name.split()[0]}")
     own = types.FunctionType(code, call.__globals__, code.co_name, None, call.__closure__)
     compiled = torch.compile(own, fullgraph=True, dynamic=False)
-    failed = False
+    ready = failed = False
 
     def run(*arguments: Any) -> Any:
-        nonlocal failed
+        nonlocal ready, failed
         if not failed:
-            # A graph the compiler cannot handle is told in one line below; its own log runs to thousands.
-            noisy = logging.getLogger("torch._inductor")
-            level = noisy.level
-            noisy.setLevel(logging.CRITICAL + 1)
             try:
-                return compiled(*arguments)
+                if ready:
+                    return compiled(*arguments)
+                with _without_compiler_log():
+                    result = compiled(*arguments)
+                ready = True
+                return result
             except Exception as error:  # the compiler's own errors share no base class
                 failed = True
                 log.warning("%s runs uncompiled: %s", name, str(error).strip().partition("\n")[0])
-            finally:
-                noisy.setLevel(level)
         return function(*arguments)
 
     return run
+
+
+@contextlib.contextmanager
+def _without_compiler_log() -> Iterator[None]:
+    """A graph that the compiler cannot handle is told in one line; its own log of that runs to thousands."""
+    noisy = logging.getLogger("torch._inductor")
+    level = noisy.level
+    noisy.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        noisy.setLevel(level)
 
 
 _compiler: list[bool] = []
