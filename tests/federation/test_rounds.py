@@ -323,6 +323,16 @@ def test_bad_settings_are_one_line(fields: dict[str, object], said: str) -> None
     assert "\n" not in str(caught.value)
 
 
+def test_evaluation_some_rounds_apart() -> None:
+    settings = replace(FEDAVG, rounds=5, batch_size=9, local_utility=1)
+    often, seldom = run(small_task(), settings), run(small_task(), replace(settings, evaluate_every=2))
+    assert [record.utility.test is not None for record in seldom.history] == [False, True, False, True, True]
+    assert [record.utility for record in seldom.history][1::2] == [record.utility for record in often.history][1::2]
+    assert seldom.utility == often.utility
+    assert seldom.utility.beside
+    assert_rows_equal(seldom.params, often.params)
+
+
 def test_learning_rate_by_round() -> None:
     settings = Federation(rounds=30, lr=0.02, lr_steps=[[10, 2e-3], [20, 2e-5]])  # type: ignore[arg-type]
     assert [settings.lr_at(n) for n in (1, 9, 10, 19, 20, 30)] == [0.02, 0.02, 2e-3, 2e-3, 2e-5, 2e-5]

@@ -57,12 +57,13 @@ def _seconds(run: Run) -> float:
 
 
 def _history(undefended: Run, defended: Run | None) -> list[RoundUtility]:
-    """Test utility after every round, or validation utility where there is no test data."""
+    """Test utility after every evaluated round, or validation utility where there is no test data."""
     start = defended.untrained if defended is not None else None
     rounds: list[tuple[int, Utility | None, Utility | None]] = [(0, start, undefended.untrained)]
     for number in range(max(len(undefended.history), len(defended.history) if defended else 0)):
         rounds.append((number + 1, _at(defended, number), _at(undefended, number)))
-    return [RoundUtility(round=r, defended=_value(ours), undefended=_value(bare)) for r, ours, bare in rounds]
+    found = [RoundUtility(round=r, defended=_value(ours), undefended=_value(bare)) for r, ours, bare in rounds]
+    return [each for each in found if each.defended is not None or each.undefended is not None]
 
 
 def _at(run: Run | None, number: int) -> Utility | None:

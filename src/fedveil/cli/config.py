@@ -31,6 +31,7 @@ from fedveil.tasks.splits import read_split
 from fedveil.tasks.task import Buffers, Task, task
 from fedveil.workers import Workers
 
+DEEPEST = 20  # levels of tables and lists inside each other
 # Where and how a run is shown is no part of what it is: these are not written down with it.
 NOT_KEPT = ("out", "overwrite", "json", "quiet")
 
@@ -203,15 +204,21 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise FedveilError(f"{path} is not valid TOML: {error}") from None
     except RecursionError:
         raise FedveilError(f"{path} is not valid TOML: it is nested too deeply") from None
-    if _has_huge_number(found):
-        raise FedveilError(f"{path} is not valid TOML: a number has more than 64 bits")
+    wrong = _unusable(found)
+    if wrong:
+        raise FedveilError(f"{path} is not valid TOML: {wrong}")
     return found
 
 
-def _has_huge_number(value: Any) -> bool:
+def _unusable(value: Any, depth: int = 0) -> str | None:
+    """What TOML allows or leaves open, and no configuration needs."""
+    if depth > DEEPEST:
+        return "it is nested too deeply"
     if isinstance(value, dict | list):
-        return any(_has_huge_number(part) for part in (value.values() if isinstance(value, dict) else value))
-    return isinstance(value, int) and not -(2**63) <= value < 2**63
+        inside = value.values() if isinstance(value, dict) else value
+        return next((wrong for part in inside if (wrong := _unusable(part, depth + 1))), None)
+    huge = isinstance(value, int) and not -(2**63) <= value < 2**63
+    return "a number has more than 64 bits" if huge else None
 
 
 def _built(value: Any, kind: Literal["defense", "attack"]) -> list[Any]:

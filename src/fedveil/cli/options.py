@@ -102,6 +102,14 @@ SETTINGS = (
         "never",
     ),
     Setting(
+        "federation.evaluate_every",
+        "--evaluate-every",
+        "number",
+        "Evaluate the model so many rounds apart.",
+        FEDERATION,
+        "1",
+    ),
+    Setting(
         "federation.record_rounds",
         "--record-rounds",
         "numbers",

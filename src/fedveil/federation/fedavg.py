@@ -19,7 +19,7 @@ def fedavg_round(plan: Plan, server: Server, number: int, clients: list[int]) ->
     task, settings, chain = plan.task, plan.settings, plan.chain_at(number)
     outcome = Outcome(clients)
     recorded = frozenset(clients[: settings.record_clients] if number in settings.record_rounds else ())
-    judged = frozenset(clients[: settings.local_utility])
+    judged = frozenset(clients[: settings.local_utility] if settings.evaluates(number) else ())
     collector = Collector(plan, server, "round", number)
     chunks = (
         Chunk(

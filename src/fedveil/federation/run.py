@@ -218,11 +218,14 @@ def _round(plan: Plan, evaluator: Evaluator, progress: Progress) -> list[Capture
         server.buffers = evaluator.recalibrated(server.params, server.buffers)
     seconds = time.perf_counter() - began
     statistics = evaluator.statistics(server)
-    beside = own_utilities(plan, evaluator, server, number, clients)
+    utility = Utility(metric=progress.untrained.metric)
+    if settings.evaluates(number):
+        beside = own_utilities(plan, evaluator, server, number, clients)
+        utility = evaluator.utility(server.params, statistics).model_copy(update={"beside": beside})
     moved = [(each.truth.inputs, each.truth.seen) for each in outcome.captured]
     record = RoundRecord(
         round=number,
-        utility=evaluator.utility(server.params, statistics).model_copy(update={"beside": beside}),
+        utility=utility,
         train_loss=outcome.loss / max(outcome.examples, 1),
         seconds=seconds,
         bytes_up=round(outcome.bytes_up / len(clients)),

@@ -39,6 +39,7 @@ class Federation:
     upload: Literal["weights", "delta"] = "weights"  # FedAvg: what a client shares
     warmup_rounds: CountOrZero = 0  # first rounds, without the defense
     patience: Count | None = None  # stop after so many rounds without a better validation accuracy; keep the best model
+    evaluate_every: Count = 1  # the model is evaluated so many rounds apart, and after the last one
     record_rounds: tuple[Count, ...] = ()  # rounds whose first update of every client is captured
     record_clients: Count | None = None  # of these, the first so many clients of the round; None: all
     # Of the first so many clients of a round, models of their own are evaluated too: under FedAvg the local models
@@ -56,6 +57,8 @@ class Federation:
             wrong.append(f"record_rounds must be between 1 and {self.rounds}, the last round (got {late[0]})")
         if len(set(self.record_rounds)) < len(self.record_rounds):
             wrong.append("record_rounds names a round twice")
+        if self.patience is not None and self.evaluate_every > 1:
+            wrong.append("patience needs every round evaluated: leave evaluate_every at 1")
         if self.protocol == "fedsgd" and self.local_epochs > 1:
             wrong.append(f"local_epochs needs the protocol fedavg (got {self.local_epochs})")
         if self.protocol == "fedsgd" and self.upload == "delta":
@@ -68,6 +71,10 @@ class Federation:
     def message(self) -> Kind:
         """What a client's message carries."""
         return "gradient" if self.protocol == "fedsgd" else self.upload
+
+    def evaluates(self, number: int) -> bool:
+        """Whether the model is evaluated after a round."""
+        return number % self.evaluate_every == 0 or number == self.rounds
 
     def lr_at(self, number: int) -> float:
         """The learning rate of a round."""
