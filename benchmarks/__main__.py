@@ -1,4 +1,4 @@
-"""`python -m benchmarks [gradients] [attack] [calibration] [utility]`: measure, write RESULTS.md and results.json."""
+"""`python -m benchmarks [NAME ...]`: measure, write RESULTS.md and results.json. Without a name, all of PARTS."""
 
 from __future__ import annotations
 
@@ -10,13 +10,17 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import attack, calibration, gradients, utility
+from benchmarks import attack, beside_breaching, calibration, fedavg, gradients, growth, profiles, utility
 from benchmarks.tables import Table
 
 HERE = Path(__file__).parent
 PARTS: dict[str, Callable[[], list[Table]]] = {
     "gradients": gradients.measure,
     "attack": attack.measure,
+    "breaching": beside_breaching.measure,
+    "fedavg": fedavg.measure,
+    "growth": growth.measure,
+    "profiles": profiles.measure,
     "calibration": calibration.measure,
     "utility": utility.measure,
 }

@@ -31,7 +31,7 @@ def sgd_step(
             step = step + weight_decay * weight
         if momentum:
             step = faster[name] = momentum * velocity[name] + step
-        moved[name] = weight - lr * step
+        moved[name] = torch.sub(weight, step, alpha=lr)
     return moved, faster
 
 
