@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test test-slow lint format bench clean
+.PHONY: setup demo test test-slow lint format bench fuzz clean
 
 setup: $(READY)
 
@@ -36,6 +36,10 @@ format: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks
+
+# Twenty-four thousand damaged and hostile files; `make fuzz FUZZ="--seed 1"` makes others.
+fuzz: $(READY)
+	$(BIN)/python -m fuzz $(FUZZ)
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis

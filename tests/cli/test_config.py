@@ -167,6 +167,7 @@ def test_all_problems_are_told_at_once_in_one_line(tmp_path: Path) -> None:
         (f"seed = 0x{'f' * 5000}", "a number has more than 64 bits"),
         (f"[task]\nclients = [[{2**63}]]", "a number has more than 64 bits"),
         (f"seed = {'[' * 5000}", "not valid TOML"),
+        (f"{'a.' * 3000}b = 1", "nested too deeply"),
         ("audit.whole = 1", "unknown key 'audit.whole': there are: audit.victims"),
     ],
 )

@@ -10,6 +10,7 @@ what is missing: another network in its place would give other numbers under the
 from __future__ import annotations
 
 import importlib.util
+import io
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -229,7 +230,9 @@ def _check_finite(tensor: Tensor, name: str, path: Path) -> None:
 def _read_saved(path: Path) -> dict[str, Tensor]:
     """Tensors by name, as torch.save writes them; nothing else is read and nothing is run."""
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
+        # From memory: a file is first tried as a tar archive, which torch unpacks elsewhere, and torch asks it for as
+        # much at once as a number in it says.
+        found = torch.load(io.BytesIO(path.read_bytes()), map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged pickle or zip can fail in any way
         raise FedveilError(f"{path} cannot be read ({type(error).__name__}): install its package again") from None
     if not isinstance(found, dict) or not all(isinstance(value, Tensor) for value in found.values()):

@@ -1,0 +1,38 @@
+"""What a campaign needs to know of a reader."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from hypothesis.strategies import SearchStrategy
+
+Files = dict[str, bytes]  # what lies in the folder that a reader is given, by path below it
+
+
+class Refused(Exception):
+    """Raised by a reader's caller where it says no by other means than an error, such as an empty answer."""
+
+
+@dataclass(frozen=True)
+class Reader:
+    """One reader: how its files are made, and how it is called."""
+
+    name: str
+    files: Callable[[], SearchStrategy[Files]]  # valid ones and mutated ones; called once in every worker
+    read: Callable[[Path], object]  # given the folder; raises FedveilError or Refused where it says no
+    share: int = 1000  # files of a whole campaign, relative to the other readers
+    memory: int = 2**26  # bytes that it may take whatever the files
+    ratio: int = 4200  # and bytes that it may take per byte of the files; deflate alone unpacks to 1032
+
+
+def lay_out(content: Files, folder: Path) -> None:
+    """Make the folder hold these files and nothing else."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for name, data in content.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)

@@ -1,0 +1,281 @@
+"""The readers of fedveil's own files, which may come from anybody: captures, checkpoints, weights, settings."""
+
+from __future__ import annotations
+
+import io
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar, Literal
+from unittest.mock import patch
+
+import safetensors.torch
+import torch
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+from torch import Tensor, nn
+
+from fedveil.attacks.problem import Reconstruction
+from fedveil.auditing.captures import CaptureSetting, check_captures, examples_of
+from fedveil.auditing.kept import Found, kept
+from fedveil.defenses.base import Defense
+from fedveil.defenses.chain import Chain, ClientStates
+from fedveil.federation.capture import Capture, Truth
+from fedveil.federation.checkpoint import Machinery, Progress, load_checkpoint, save_checkpoint
+from fedveil.federation.history import RoundRecord, Utility
+from fedveil.federation.server import Server
+from fedveil.leakage import lpips, reference
+from fedveil.tasks.fingerprint import fingerprint
+from fuzz.mutate import any_of, damaged, json_text
+from fuzz.reader import Files, Reader, Refused
+from fuzz.structures import pickle_files, safetensors_bytes, safetensors_files, safetensors_parts, zips
+
+
+def written(write: Callable[[Path], object], name: str) -> bytes:
+    """What a function writes into a file of this name."""
+    with tempfile.TemporaryDirectory() as folder:
+        write(Path(folder))
+        return (Path(folder) / name).read_bytes()
+
+
+def saved(thing: Capture | Truth) -> bytes:
+    """The file of a capture or a truth."""
+    return written(lambda folder: thing.save(folder / "x"), "x")
+
+
+def named(name: str, contents: SearchStrategy[bytes]) -> SearchStrategy[Files]:
+    """Folders with one file."""
+    return contents.map(lambda content: {name: content})
+
+
+# ---- captures and truths -------------------------------------------------------------------------------------
+
+FACTS = {
+    "model": "mlp:hidden=[3]",
+    "loss": "cross_entropy",
+    "shape": [1, 4, 4],
+    "classes": 3,
+    "mean": [0.5],
+    "std": [0.2],
+}
+MORE_FACTS = {"defense": "gradient-dropout:keep=0.8", "local_epochs": 2, "weight_decay": 0.1, "buffers": "shared"}
+
+
+def _captures() -> SearchStrategy[Files]:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(16, 3), nn.ReLU(), nn.Linear(3, 3))
+    row = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    other = {name: tensor + 0.01 for name, tensor in row.items()}
+    known: dict[str, Any] = {"before": row, "shared": other, "client": 0, "round": 1}
+    choices = (
+        Capture(kind="gradient", lr=(0.1,), batch_sizes=(8,), facts=FACTS | MORE_FACTS, **known),
+        Capture(kind="weights", lr=(0.1,) * 4, batch_sizes=(8,) * 4, steps=4, facts=FACTS | MORE_FACTS, **known),
+        Capture(
+            kind="delta",
+            lr=(0.1,),
+            batch_sizes=(2,),
+            momentum=0.9,
+            facts={**FACTS, "model": {"name": "mlp", "hidden": [3]}, "defense": None},
+            **known,
+        ),
+    )
+    contents = [saved(each) for each in choices]
+    return named("capture.safetensors", st.sampled_from(contents).flatmap(safetensors_files))
+
+
+def _read_capture(folder: Path) -> object:
+    """As `fedveil attack` does before it starts."""
+    capture = Capture.load(folder / "capture.safetensors")
+    setting = CaptureSetting()
+    check_captures([capture], setting)
+    assert examples_of(capture) >= 1
+    return capture
+
+
+def _truths() -> SearchStrategy[Files]:
+    images, labels = torch.rand(3, 1, 4, 4), torch.tensor([0, 1, 2])
+    several = {"image": images, "age": torch.rand(3, 1)}
+    choices = (Truth(images, labels, images), Truth(several, labels, several))
+    contents = [saved(each) for each in choices]
+    return named("truth.safetensors", st.sampled_from(contents).flatmap(safetensors_files))
+
+
+# ---- checkpoints ---------------------------------------------------------------------------------------------
+
+
+class Remembering(Defense):
+    """A defense with a memory, for the part of a checkpoint that keeps it."""
+
+    name: ClassVar[str] = "remembering"
+    state_scope: ClassVar[Literal["round", "run"]] = "run"
+
+
+CHAIN = Chain((Remembering(),))
+DESCRIBED: dict[str, Any] = {"task": {"data": "digits"}, "seed": 0, "settings": {"rounds": 2}}
+
+
+def _progress() -> Progress:
+    row = {"w": torch.ones(2, 3), "b": torch.zeros(2)}
+    buffers = {"mean": torch.ones(2), "steps": torch.tensor(3)}
+    server = Server(row, buffers, {name: tensor * 0.1 for name, tensor in row.items()})
+    server.local = {0: buffers, 3: buffers}
+    server.states = ClientStates({0: [{"error": torch.ones(2)}]})
+    record = RoundRecord(
+        round=1, utility=Utility(test=0.5), train_loss=1.0, seconds=0.1, bytes_up=10, bytes_down=10, clients=[0, 3]
+    )
+    return Progress(server, Utility(), [record], best_round=1, best=(row, buffers))
+
+
+def _sealed(content: bytes) -> bytes:
+    """With the right hash, where the file can be read at all: else hardly anything would be looked at behind it."""
+    try:
+        header, data = safetensors_parts(content)
+        tensors = safetensors.torch.load(content)
+        inner = json.loads(header["__metadata__"]["fedveil"])
+        inner["sha256"] = fingerprint(sorted(tensors.items()))
+        header["__metadata__"]["fedveil"] = json_text(inner)
+        return safetensors_bytes(header, data)
+    except Exception:  # whatever the mutation has done to it
+        return content
+
+
+def _checkpoints() -> SearchStrategy[Files]:
+    def write(folder: Path) -> None:
+        save_checkpoint(folder / "x", _progress(), CHAIN, Machinery("loop", 2), DESCRIBED)
+
+    content = written(write, "x")
+    return named(
+        "checkpoint.safetensors", st.one_of(safetensors_files(content), safetensors_files(content).map(_sealed))
+    )
+
+
+def _read_checkpoint(folder: Path) -> object:
+    progress, _ = load_checkpoint(folder / "checkpoint.safetensors", CHAIN, DESCRIBED)
+    progress.to(torch.device("cpu"))
+    assert progress.server.states.lasting(CHAIN) is not None
+    return progress
+
+
+# ---- attacks that were kept ----------------------------------------------------------------------------------
+
+ATTACK = {"attack": "inverting-gradients"}
+
+
+def _reconstruction() -> Reconstruction:
+    return Reconstruction(
+        inputs=torch.rand(2, 1, 1, 4, 4),
+        labels=torch.tensor([[0], [1]]),
+        cost=torch.rand(2),
+        steps=[0, 5],
+        costs=torch.rand(2, 2),
+        iterates=torch.rand(2, 2, 1, 1, 4, 4),
+        seconds=0.5,
+    )
+
+
+def _found() -> Found:
+    return {"naive": _reconstruction(), "noise-floor": _reconstruction()}
+
+
+def _kept_attacks() -> SearchStrategy[Files]:
+    content = written(lambda folder: kept(folder / "x", ATTACK, False, _found), "x")
+    return named("attack.safetensors", safetensors_files(content))
+
+
+def _read_kept(folder: Path) -> object:
+    def run() -> Found:
+        raise Refused
+
+    found = kept(folder / "attack.safetensors", ATTACK, True, run)
+    for role, outcome in found.items():
+        assert role in ("naive", "noise-floor"), f"made up a role: {role}"
+        victims, steps = len(outcome.inputs), len(outcome.steps)
+        assert outcome.iterates.shape == (steps, *outcome.inputs.shape)
+        assert outcome.costs.shape == (victims, steps)
+    return found
+
+
+# ---- weights -------------------------------------------------------------------------------------------------
+
+
+def _thin(net: str) -> nn.Sequential:
+    """AlexNet's layers with two channels each: weights of a few kilobytes."""
+    layers: list[nn.Module] = []
+    for before, size in ((3, 3), (2, 3), (2, 3), (2, 3), (2, 3)):
+        layers += [nn.Conv2d(before, 2, size, padding=1), nn.ReLU()]
+        layers += [nn.MaxPool2d(3, stride=2)] if len(layers) in (2, 5) else []
+    return nn.Sequential(*layers)
+
+
+def _head_tensors() -> dict[str, Tensor]:
+    return {f"lin{depth}.model.1.weight": torch.rand(1, 2, 1, 1) for depth in range(5)}
+
+
+def _feature_bytes() -> bytes:
+    state = {f"features.{name}": tensor for name, tensor in _thin("alex").state_dict().items()}
+    return safetensors.torch.save(state)
+
+
+def _weights() -> SearchStrategy[Files]:
+    features, heads = _feature_bytes(), safetensors.torch.save(_head_tensors())
+    names = "weights/alexnet_imagenet_features.safetensors", "weights/lpips_heads_alex.safetensors"
+    return st.one_of(
+        safetensors_files(features).map(lambda content: {names[0]: content, names[1]: heads}),
+        safetensors_files(heads).map(lambda content: {names[0]: features, names[1]: content}),
+    )
+
+
+def _read_weights(folder: Path) -> object:
+    with patch.object(lpips, "convolutions", _thin):
+        distance = lpips.load("alex", folder)
+    assert all(
+        bool(torch.isfinite(tensor).all()) for tensor in (*distance.heads, *distance.model.state_dict().values())
+    )
+    return distance
+
+
+def _packaged() -> SearchStrategy[Files]:
+    """The heads as an installed package has them: a file of torch.save, which is a zip with a pickle in it."""
+    file = io.BytesIO()
+    torch.save(_head_tensors(), file)
+    content = file.getvalue()
+    pickles = pickle_files({"lin0.model.1.weight": [0.5]})
+    inside = zips({"x/data.pkl": pickles, "x/version": st.just(b"3\n"), "x/data/0": st.just(b"\0" * 8)})
+    features = _feature_bytes()
+    return any_of(damaged(content), inside, pickles).map(
+        lambda made: {"weights/alexnet_imagenet_features.safetensors": features, "package/alex.pth": made}
+    )
+
+
+def _read_packaged(folder: Path) -> object:
+    package = SimpleNamespace(submodule_search_locations=[str(folder / "package")])
+    with (
+        patch.object(lpips, "convolutions", _thin),
+        patch.object(lpips, "PACKAGES", {"package": "."}),
+        patch("importlib.util.find_spec", lambda name: package),
+    ):
+        return lpips.load("alex", folder)
+
+
+def _references() -> SearchStrategy[Files]:
+    content = safetensors.torch.save(reference.SmallNet((1, 4, 4), 2).state_dict())
+    return named("reference.safetensors", safetensors_files(content))
+
+
+def _read_reference(folder: Path) -> object:
+    model = reference.SmallNet((1, 4, 4), 2)
+    if not reference._load(model, folder / "reference.safetensors"):  # `reference` itself would train one first
+        raise Refused
+    return model
+
+
+RUN_READERS = (
+    Reader("capture", _captures, _read_capture, 2500),
+    Reader("truth", _truths, lambda folder: Truth.load(folder / "truth.safetensors"), 800),
+    Reader("checkpoint", _checkpoints, _read_checkpoint, 1500),
+    Reader("kept attack", _kept_attacks, _read_kept, 1000),
+    Reader("lpips weights", _weights, _read_weights, 800),
+    Reader("lpips package", _packaged, _read_packaged, 800),
+    Reader("reference cache", _references, _read_reference, 500),
+)
