@@ -5,9 +5,24 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+LONGEST = 1500  # letters of a message
+
 
 class FedveilError(Exception):
-    """Something the user can put right. The command line prints it as one line and exits with 2."""
+    """Something the user can put right. The command line prints it as one line and exits with 2.
+
+    Whatever a file or a server put into it, the message is one printable line of bounded length.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(_one_line(message))
+
+
+def _one_line(text: str) -> str:
+    shown = text if len(text) <= LONGEST else f"{text[:LONGEST]}… ({len(text):,} letters)"
+    if shown.isprintable():
+        return shown
+    return "".join(c if c.isprintable() else " " if c.isspace() else repr(c)[1:-1] for c in shown)
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> FedveilError:

@@ -109,7 +109,10 @@ def parse_spec(text: str) -> tuple[str, dict[str, Any]]:
             raise FedveilError(f"cannot read '{part}' in '{text}': write name:field=value,field=value")
         if key in fields:
             raise FedveilError(f"'{key}' is given twice in '{text}'")
-        fields[key] = parse_value(value.strip())
+        try:
+            fields[key] = parse_value(value.strip())
+        except RecursionError:
+            raise FedveilError(f"cannot read '{part:.40}…': it is nested too deeply") from None
     return name.strip(), fields
 
 

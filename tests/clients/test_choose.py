@@ -100,7 +100,17 @@ def test_what_was_measured_is_kept_for_the_next_time(monkeypatch, own_cache):
     assert ("loop", 4, False) in taken
 
 
-@pytest.mark.parametrize("damaged", ["", "[]", '{"a": 1}', '{"a": {"loop": "x", "stacked": 1}}', "\x00"])
+def test_times_that_cannot_be_are_left_out(own_cache):
+    times = {
+        "zero": {"loop": 0, "stacked": 1},
+        "endless": {"loop": 1e999, "stacked": 1},
+        "good": {"loop": 1, "stacked": 2},
+    }
+    own_cache.write_text(json.dumps(times))
+    assert choose._read(own_cache) == {"good": {"loop": 1.0, "stacked": 2.0}}
+
+
+@pytest.mark.parametrize("damaged", ["[" * 100_000, "", "[]", '{"a": 1}', '{"a": {"loop": "x", "stacked": 1}}', "\x00"])
 def test_a_damaged_cache_counts_as_none(monkeypatch, own_cache, damaged):
     own_cache.write_text(damaged)
     timed(monkeypatch, loop=1e-3, stacked=3e-3)

@@ -103,7 +103,7 @@ def check_captures(captures: Sequence[Capture], setting: CaptureSetting) -> nn.M
     if not captures:
         raise FedveilError("there is no captured update to attack")
     _check_alike(captures)
-    model = setting.model if setting.model is not None else _model(captures[0])
+    model = setting.model if setting.model is not None else named_model(captures[0])
     for capture in captures:
         capture.check(model)
         examples_of(capture)
@@ -146,7 +146,7 @@ def _check_alike(captures: Sequence[Capture]) -> None:
                 )
 
 
-def _model(capture: Capture) -> nn.Module:
+def named_model(capture: Capture) -> nn.Module:
     """The model that a capture of fedveil's own names."""
     facts = capture.facts
     described = facts.get("model")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import pydantic
@@ -208,9 +208,12 @@ def load_result(folder: Path) -> tuple[Result, Images]:
         ) from None
     except pydantic.ValidationError as error:
         raise FedveilError(f"{folder / 'result.json'} is not a fedveil result: {problems(error)}") from None
-    except (SafetensorError, KeyError) as error:
+    except (SafetensorError, KeyError, ValueError, TypeError, OSError) as error:
         raise FedveilError(f"{folder / 'images.safetensors'} is damaged: {error}") from None
     for name, pictures in tensors.items():
-        _, attack, role = name.split("/")
+        kind, _, rest = name.partition("/")
+        attack, _, role = rest.rpartition("/")
+        if kind != "reconstruction" or role not in get_args(Role):
+            raise FedveilError(f"{folder / 'images.safetensors'} is damaged: it holds {name!r:.60}, as no result does")
         images.reconstructions[(attack, role)] = pictures  # type: ignore[index]
     return result, images

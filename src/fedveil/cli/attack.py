@@ -13,7 +13,7 @@ import safetensors.numpy
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedveil.attacks.base import Attack
 from fedveil.attacks.problem import Reconstruction
@@ -22,6 +22,7 @@ from fedveil.auditing.captures import (
     attack_captures,
     check_captures,
     examples_of,
+    named_model,
     pixel_map,
     truth_labels,
 )
@@ -39,10 +40,9 @@ from fedveil.files import writable_folder, write_atomically
 from fedveil.leakage.assignment import assign
 from fedveil.leakage.identified import candidates
 from fedveil.leakage.score import gray_gaps, score
-from fedveil.registry import attacks, datasets, models
+from fedveil.registry import attacks, datasets
 from fedveil.tasks.datasets.base import DataSet
 from fedveil.tasks.examples import ArrayExamples
-from fedveil.tasks.models.base import ModelSpec
 from fedveil.tasks.normalization import Normalization
 from fedveil.workers import Workers
 
@@ -174,18 +174,11 @@ def _setting(given: AttackOptions, first: Capture) -> CaptureSetting:
     setting = CaptureSetting(shape=shape, classes=given.classes)
     if given.defense is not None:
         setting = replace(setting, defense=Chain.of(given.defense))
-    described = given.model or first.facts.get("model")
-    if given.model is None and shape is None and given.classes is None:
+    told = {"model": given.model, "shape": shape, "classes": given.classes}
+    if not any(told.values()):
         return setting
-    size, classes = shape or first.facts.get("shape"), given.classes or first.facts.get("classes")
-    if not isinstance(described, str):
-        raise FedveilError("the capture does not name its model: give it (--model lenet)")
-    if size is None or classes is None:
-        missing = "--shape 1,28,28" if size is None else "--classes 10"
-        raise FedveilError(f"the capture does not tell enough to build the model: add {missing}")
-    spec: ModelSpec = models.parse(described)
-    module: nn.Module = spec.build(tuple(size), int(classes))
-    return replace(setting, model=module)
+    facts = first.facts | {name: value for name, value in told.items() if value is not None}
+    return replace(setting, model=named_model(replace(first, facts=facts)))
 
 
 def _shape(text: str | None) -> tuple[int, ...] | None:

@@ -110,8 +110,10 @@ def _defaults_from(context: typer.Context, path: Path | None) -> Path | None:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise FedveilError(f"cannot read {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:  # also text that is not UTF-8, and numbers of thousands of digits
         raise FedveilError(f"{path} is not TOML: {one_line(str(error))}") from None
+    except RecursionError:
+        raise FedveilError(f"{path} is not TOML: it is nested too deeply") from None
     known = {parameter.opts[0].lstrip("-"): parameter.name for parameter in context.command.params}
     known.pop("config")
     for name in content:

@@ -11,6 +11,7 @@ import copy
 import hashlib
 import json
 import logging
+import math
 import os
 import platform
 import time
@@ -185,7 +186,8 @@ def _key(engine: Engine, sample: tuple[Inputs, Tensor], one_copy: bool) -> str:
 def _read(path: Path) -> dict[str, dict[str, float]]:
     """What was measured before; a missing or damaged file counts as nothing."""
     try:
-        content = json.loads(path.read_text())
-        return {k: {b: float(v[b]) for b in ("loop", "stacked")} for k, v in content.items()}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        content = json.loads(path.read_text(encoding="utf-8"))
+        found = {k: {b: float(v[b]) for b in ("loop", "stacked")} for k, v in content.items()}
+        return {k: times for k, times in found.items() if all(0 < each < math.inf for each in times.values())}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         return {}
