@@ -24,11 +24,12 @@ from fedveil.attacks.costs import COSTS, CostName
 from fedveil.attacks.effort import predicted_seconds, worth_compiling
 from fedveil.attacks.labels import read_label, recover_labels
 from fedveil.attacks.lbfgs import StackedLBFGS
+from fedveil.attacks.narrow import compile_stacked
 from fedveil.attacks.priors import mean_square, total_variation
 from fedveil.attacks.problem import Problem, Reconstruction
 from fedveil.attacks.tracking import Counter, Notes, Progress, better
 from fedveil.attacks.unrolled import after_steps, unrolled
-from fedveil.clients.compiling import compile_once, compiler_found
+from fedveil.clients.compiling import compiler_found
 from fedveil.clients.dropout import KeyedDropout
 from fedveil.clients.engine import BACKENDS, Backend, Engine
 from fedveil.defenses.base import StepsBefore
@@ -222,9 +223,10 @@ class Matcher:
             return self._looped(variables, fixed)
         compiled = backend == "compiled"
         if compiled not in self._functions:
-            pure = grad(self._objective, has_aux=True)
-            stacked = vmap(pure, in_dims=(0, None if self._shared else 0, 0, 0, 0, 0, 0))
-            self._functions[compiled] = compile_once(stacked, "attack") if compiled else stacked
+            shared = None if self._shared else 0
+            stacked = vmap(grad(self._objective, has_aux=True), in_dims=(0, shared, 0, 0, 0, 0, 0))
+            at = (variables, *fixed)
+            self._functions[compiled] = compile_stacked(stacked, at, self._engine.model) if compiled else stacked
         return self._functions[compiled](variables, *fixed)  # type: ignore[no-any-return]
 
     def _looped(self, variables: Row, fixed: tuple[Any, ...]) -> tuple[Row, Tensor]:
