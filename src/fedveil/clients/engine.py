@@ -256,9 +256,10 @@ class Engine:
         small layer.
         """
         self._lent = {name: self._own[name] for name in params}
-        for name, tensor in params.items():
-            self._own[name].data = tensor
-            self._own[name].requires_grad_()
+        for own, tensor in zip(self._lent.values(), params.values(), strict=True):
+            own.data = tensor
+            if not own.requires_grad:
+                own.requires_grad_()
         return self._lent
 
     def _put_buffers(self, buffers: Row) -> None:
