@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import attack, beside_breaching, calibration, fedavg, gradients, growth, profiles, utility
+from benchmarks import attack, beside_breaching, calibration, costs, fedavg, gradients, growth, profiles, utility
 from benchmarks.tables import Table
 
 HERE = Path(__file__).parent
@@ -22,6 +22,7 @@ PARTS: dict[str, Callable[[], list[Table]]] = {
     "growth": growth.measure,
     "profiles": profiles.measure,
     "calibration": calibration.measure,
+    "costs": costs.measure,
     "utility": utility.measure,
 }
 

@@ -14,24 +14,32 @@ from fedveil.defenses.base import Defense, Strength
 from fedveil.defenses.guarantee import Exposure, Guarantee, PureLDP
 from fedveil.fields import Positive, declared
 from fedveil.streams import Streams
-from fedveil.tree import Tree
+from fedveil.tree import Tree, matrix
 
 # Below this the noise is beyond any use, and its moments leave the range of numbers.
 Epsilon = Annotated[float, Field(ge=1e-9, allow_inf_nan=False)]
 
 
-def randomized(update: Tree, mechanism: Callable[[Tensor], Tensor]) -> Tree:
+# Entries of a client at a time: what lies between then stays in the processor's cache, and takes half the time.
+BLOCK = 2**14
+
+
+def randomized(update: Tree, mechanism: Callable[[Tensor], Tensor], *, whole: bool = False) -> Tree:
     """The mechanism on every floating tensor, in double precision on the CPU; the result in the tensor's own type.
 
     Draws in single precision are multiples of 2^-24: a sign that must flip with probability e^-ε would never do so
     from ε = 17 on, and the likelihood ratio would be infinite. NaN and infinity pass, for the server to refuse.
+    The mechanism sees some entries of a tensor at a time, as rows; `whole`: all of them, in their shape.
     """
 
     def apply(tensor: Tensor) -> Tensor:
         if not tensor.is_floating_point():
             return tensor
-        drawn = mechanism(tensor.cpu().double()).to(tensor.dtype).to(tensor.device)
-        return torch.where(torch.isfinite(tensor), drawn, tensor)
+        parts = (tensor,) if whole else torch.split(matrix(tensor), BLOCK, dim=1)
+        drawn = [mechanism(part.cpu().double()).to(tensor.dtype) for part in parts]
+        joined = drawn[0] if len(drawn) == 1 else torch.cat(drawn, dim=1)
+        joined = joined.reshape(tensor.shape).to(tensor.device)
+        return joined if torch.isfinite(tensor.sum()) else torch.where(torch.isfinite(tensor), joined, tensor)
 
     return update.map(apply)
 

@@ -61,7 +61,7 @@ class LDPFL(Defense):
             t = ((value - center) / radius).nan_to_num(0.0)  # a radius of 0 leaves the center
             return center + radius * duchi(t, self.epsilon, batch.streams)
 
-        return randomized(update, perturb)
+        return randomized(update, perturb, whole=True)  # an adaptive range is that of all entries
 
     def _range(self, value: Tensor) -> tuple[Tensor, Tensor]:
         if not self.adaptive:
