@@ -36,7 +36,7 @@ from fedveil.tasks.task import build_model
 ROOT = Path(__file__).parents[1]
 CLIENTS, PER_ROUND, OWN, BATCH, ROUNDS, RATE = 100, 10, 600, 10, 20, 0.1
 WORKERS = 2  # processes of `federate`, one for each core
-WARM_RUNS = 2  # of each side, in turns; the best counts
+WARM_RUNS = 1  # of each side, in turns; the best counts
 
 
 def measure() -> list[Table]:
