@@ -22,7 +22,7 @@ from fedveil.errors import FedveilError
 from fedveil.leakage.metrics import psnr
 from fedveil.registry import datasets
 
-ROUNDS = 3
+ROUNDS = 2
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class Case:
 
 
 CASES = (
-    Case("lenet", "lenet", 32, 200, 8, 1600, (0.2, 1e-5)),
-    Case("resnet18:norm=group", "resnet18", 4, 10, 4, 100, (0.2,)),
+    Case("lenet", "lenet", 32, 100, 8, 1000, (0.2, 0.01, 1e-5)),
+    Case("resnet18:norm=group", "resnet18", 4, 20, 4, 100, (0.2,)),
 )
 
 
