@@ -83,10 +83,11 @@ def run(problem: Problem, backend: Backend, steps: int) -> float:
     return matcher.run(problem, 0, Counter(None, 1)).seconds
 
 
-def make_problem(model: nn.Module, shape: tuple[int, ...]) -> Problem:
-    inputs, labels = torch.randn(VICTIMS, 1, *shape), torch.randint(0, 10, (VICTIMS, 1))
-    params = Tree.expand({n: p.detach() for n, p in model.named_parameters()}, VICTIMS)
-    streams = Streams.seeded(0, range(VICTIMS))
+def make_problem(model: nn.Module, shape: tuple[int, ...], victims: int = VICTIMS) -> Problem:
+    """Victims with one random image each, and their gradients."""
+    inputs, labels = torch.randn(victims, 1, *shape), torch.randint(0, 10, (victims, 1))
+    params = Tree.expand({n: p.detach() for n, p in model.named_parameters()}, victims)
+    streams = Streams.seeded(0, range(victims))
     engine = Engine(model, functional.cross_entropy, backend="stacked")
     target = engine.gradient(params, Tree({}), inputs, labels, streams).update
     return Problem(

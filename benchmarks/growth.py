@@ -18,14 +18,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
 from torch.nn import functional
 
 import fedveil as fv
+from benchmarks.attack import make_problem
 from benchmarks.tables import Table
 from fedveil.attacks.inverting_gradients import InvertingGradients
-from fedveil.attacks.matching import Matcher, quiet
-from fedveil.attacks.problem import Problem
+from fedveil.attacks.matching import Matcher
 from fedveil.attacks.tracking import Counter
 from fedveil.clients.engine import Engine
 from fedveil.registry import models
@@ -127,7 +126,7 @@ def random_task(count: int) -> fv.Task:
 
 def attack(name: str, channels: str, size: str, count: str, steps: str) -> Measured:
     shape = (int(channels), int(size), int(size))
-    problem = attacked(models.parse(name).build(shape, 10), shape, int(count))
+    problem = make_problem(models.parse(name).build(shape, 10), shape, int(count))
     matcher = Matcher(problem, InvertingGradients(steps=int(steps)).choices(), backend="stacked")
     some = problem.rows(slice(0, matcher.chunk))
     matcher.choices = InvertingGradients(steps=1).choices()
@@ -136,41 +135,14 @@ def attack(name: str, channels: str, size: str, count: str, steps: str) -> Measu
     return measured(lambda: matcher.run(problem, 0, Counter(None, 1)))
 
 
-def attacked(model: nn.Module, shape: tuple[int, ...], count: int) -> Problem:
-    """Victims with one image each, and their gradients."""
-    engine = Engine(model, functional.cross_entropy, backend="stacked")
-    params, inputs, labels, streams = batch_of(model, shape, count)
-    target = engine.gradient(params, Tree({}), inputs, labels, streams).update
-    return Problem(
-        model=quiet(model),
-        loss=functional.cross_entropy,
-        params=params,
-        buffers=Tree({}),
-        target=target,
-        weight=target.map(torch.ones_like),
-        shape=shape,
-        batch_size=1,
-        streams=streams,
-        classes=10,
-        labels=labels,
-        box=(torch.tensor(-2.0), torch.tensor(2.0)),
-    )
-
-
 def gradient(name: str, size: str) -> Measured:
     shape = (3, int(size), int(size))
     model = models.parse(name).build(shape, 10)
     engine = Engine(model, functional.cross_entropy, backend="stacked")
-    params, inputs, labels, streams = batch_of(model, shape, 1)
+    params = Tree.expand({name: p.detach() for name, p in model.named_parameters()}, 1)
+    inputs, labels, streams = torch.randn(1, 1, *shape), torch.randint(0, 10, (1, 1)), Streams.seeded(0, [0])
     engine.gradient(params, Tree({}), inputs, labels, streams)
     return measured(lambda: engine.gradient(params, Tree({}), inputs, labels, streams), repeat=True)
-
-
-def batch_of(model: nn.Module, shape: tuple[int, ...], count: int) -> tuple[Tree, Tensor, Tensor, Streams]:
-    """One image for each of some clients with the same weights."""
-    params = Tree.expand({name: p.detach() for name, p in model.named_parameters()}, count)
-    inputs, labels = torch.randn(count, 1, *shape), torch.randint(0, 10, (count, 1))
-    return params, inputs, labels, Streams.seeded(0, range(count))
 
 
 def measured(call: Callable[[], object], *, repeat: bool = False) -> Measured:

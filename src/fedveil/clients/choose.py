@@ -63,8 +63,6 @@ def make_engine(
 
     one_copy: whether the clients take their gradients at the same weights (FedSGD) or each at its own (FedAvg).
     """
-    if backend not in BACKENDS:
-        raise unknown_name("backend", backend, BACKENDS)
     engine = Engine(model, loss, backend="stacked", perturb=perturb)
     engine.chunk = min(clients, engine.chunk)
     choice = _choose(engine, backend, sample, steps * -(-clients // engine.chunk), one_copy)
@@ -97,6 +95,8 @@ def choose_backend(
 
 
 def _choose(engine: Engine, backend: Backend, sample: tuple[Inputs, Tensor], steps: int, one_copy: bool) -> Choice:
+    if backend not in BACKENDS:
+        raise unknown_name("backend", backend, BACKENDS)
     if backend == "loop":
         return Choice("loop", "as asked")
     reason = _why_not_stacked(engine, sample)

@@ -85,7 +85,7 @@ class BoundedMechanism(Defense):
 
     def draw(self, t: Tensor, streams: Streams) -> Tensor:
         """What is sent for every entry of t in [−1, 1]."""
-        raise NotImplementedError
+        raise NotImplementedError  # every mechanism defines its own
 
     def protect(self, update: Tree, batch: ClientBatch) -> Tree:
         """bound·draw(ω/bound), every entry anew."""

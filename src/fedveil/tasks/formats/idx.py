@@ -6,11 +6,13 @@ dimension, then the values, big-endian, last dimension fastest.
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import math
 import os
 import struct
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -25,6 +27,27 @@ GZIP_RATIO = 1032  # deflate cannot shrink by more than this
 LIMIT = 2**31  # bytes; the largest IDX set in use (EMNIST by class) has a quarter of this
 
 
+@contextlib.contextmanager
+def maybe_gzipped(path: Path) -> Iterator[tuple[BinaryIO, int]]:
+    """A file, unpacked where its content is gzip, and the most bytes it can hold; what is wrong is told in one line."""
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            packed = file.read(2) == GZIP_MAGIC
+            file.seek(0)
+            if not packed:
+                yield file, size
+                return
+            with gzip.GzipFile(fileobj=file) as unpacked:
+                yield cast(BinaryIO, unpacked), size * GZIP_RATIO
+    except EOFError:
+        raise FedveilError(f"{path}: the gzip file is cut short; get it again") from None
+    except (gzip.BadGzipFile, zlib.error) as error:
+        raise FedveilError(f"{path}: the gzip file is damaged ({error}); get it again") from None
+    except OSError as error:
+        raise FedveilError(f"cannot read {path}: {error.strerror or error}") from None
+
+
 def read_idx(path: Path, shape: tuple[int | None, ...], dtype: str = "uint8") -> NDArray[Any]:
     """The array in an IDX file, plain or gzipped (told apart by content, not by name).
 
@@ -32,21 +55,8 @@ def read_idx(path: Path, shape: tuple[int | None, ...], dtype: str = "uint8") ->
     else, and a file that is too short or too long by a byte, is a `FedveilError`. The header is checked against the
     size of the file before memory is taken, and no more is unpacked than the header promises.
     """
-    try:
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            if file.read(2) != GZIP_MAGIC:
-                file.seek(0)
-                return _read(file, path, shape, dtype, room=size)
-            file.seek(0)
-            with gzip.GzipFile(fileobj=file) as unpacked:
-                return _read(cast(BinaryIO, unpacked), path, shape, dtype, room=size * GZIP_RATIO)
-    except EOFError:
-        raise FedveilError(f"{path}: the gzip file is cut short; get it again") from None
-    except (gzip.BadGzipFile, zlib.error) as error:
-        raise FedveilError(f"{path}: the gzip file is damaged ({error}); get it again") from None
-    except OSError as error:
-        raise FedveilError(f"cannot read {path}: {error.strerror or error}") from None
+    with maybe_gzipped(path) as (file, room):
+        return _read(file, path, shape, dtype, room)
 
 
 def _read(file: BinaryIO, path: Path, shape: tuple[int | None, ...], dtype: str, room: int) -> NDArray[Any]:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import gzip
-import os
-import zlib
 from pathlib import Path
 
 from fedveil.errors import FedveilError
+from fedveil.tasks.formats.idx import maybe_gzipped
 
-GZIP_MAGIC = b"\x1f\x8b"
-GZIP_RATIO = 1032  # deflate cannot shrink by more than this
 LIMIT = 2**28  # bytes; WikiText-2, the largest set here, has 11 MB
 
 
@@ -56,23 +52,9 @@ def read_class(path: Path, number: int, value: str, classes: int) -> int:
 
 def _content(path: Path, limit: int) -> bytes:
     """The bytes of a file, unpacked where it is gzipped (told by content), never more than the limit."""
-    try:
-        with path.open("rb") as file:
-            packed = file.read(2) == GZIP_MAGIC
-            file.seek(0)
-            # No more than the file can hold is asked for: as much memory is taken as is asked for.
-            most = min(limit + 1, os.fstat(file.fileno()).st_size * (GZIP_RATIO if packed else 1) + 1)
-            if packed:
-                with gzip.GzipFile(fileobj=file) as unpacked:
-                    content = unpacked.read(most)
-            else:
-                content = file.read(most)
-    except EOFError:
-        raise FedveilError(f"{path}: the gzip file is cut short; get it again") from None
-    except (gzip.BadGzipFile, zlib.error) as error:
-        raise FedveilError(f"{path}: the gzip file is damaged ({error}); get it again") from None
-    except OSError as error:
-        raise FedveilError(f"cannot read {path}: {error.strerror or error}") from None
+    with maybe_gzipped(path) as (file, room):
+        # No more than the file can hold is asked for: as much memory is taken as is asked for.
+        content = file.read(min(limit, room) + 1)
     if len(content) > limit:
         raise FedveilError(f"{path}: holds more than the {limit:,} bytes allowed")
     return content

@@ -6,7 +6,6 @@ import ast
 import math
 import struct
 import zipfile
-import zlib
 from pathlib import Path
 from typing import IO, Any
 
@@ -14,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedveil.errors import FedveilError
+from fedveil.tasks.formats.zip_archive import opened_zip, plainly_packed
 
 LIMIT = 2**31  # bytes of one array; TissueMNIST, the largest set, has 130 MB
 BLOCK = 2**22
@@ -26,17 +26,8 @@ def read_npz(path: Path, shapes: dict[str, tuple[int | None, ...]]) -> dict[str,
 
     What a header promises is compared with the size of its file before memory is taken.
     """
-    try:
-        with zipfile.ZipFile(path) as archive:
-            return {name: _member(archive, path, name, shape) for name, shape in shapes.items()}
-    except (zipfile.BadZipFile, zlib.error, EOFError, struct.error, ValueError) as error:
-        # A ValueError is a name that is no text, or an offset before the start.
-        shown = str(error)[:100]
-        raise FedveilError(f"{path}: cut short or damaged, or not an .npz file ({shown}); get it again") from None
-    except (NotImplementedError, RuntimeError) as error:  # an unknown compression, a password
-        raise FedveilError(f"{path}: cannot unpack: {error}") from None
-    except OSError as error:
-        raise FedveilError(f"cannot read {path}: {error.strerror or error}") from None
+    with opened_zip(path, "an .npz file", "read") as archive:
+        return {name: _member(archive, path, name, shape) for name, shape in shapes.items()}
 
 
 def _member(archive: zipfile.ZipFile, path: Path, name: str, shape: tuple[int | None, ...]) -> NDArray[Any]:
@@ -46,8 +37,7 @@ def _member(archive: zipfile.ZipFile, path: Path, name: str, shape: tuple[int | 
     except KeyError:
         there = ", ".join(f"{each.removesuffix('.npy')!r:.40}" for each in archive.namelist()[:12]) or "nothing"
         raise FedveilError(f"{path}: has no array {name}; it holds {there}") from None
-    # The other methods take as much memory as a number in the file says.
-    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+    if not plainly_packed(info):
         raise FedveilError(f"{where}: packed in a way that numpy does not use; get it again")
     with archive.open(info) as file:
         kind, fortran, found, header = _header(file, where)
