@@ -7,12 +7,13 @@ same backend are its measure. Noise is measured by the step on `lenet`, elsewher
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import truediv
 
 import torch
 
 import fedveil as fv
 from benchmarks.tables import Table
-from benchmarks.timing import best_times
+from benchmarks.timing import turns, typical
 from fedveil.clients.engine import Backend, Engine
 from fedveil.defenses.chain import Chain
 from fedveil.errors import FedveilError
@@ -22,9 +23,14 @@ from fedveil.federation.steps import Plan, group_step
 from fedveil.streams import Streams
 from fedveil.tree import Tree
 
-CLIENTS, SIZE = list(range(4)), 8
+CLIENTS, SIZE, IMAGES = list(range(4)), 8, 600
 BACKENDS: tuple[Backend, ...] = ("loop", "stacked")
-NOISE = {"gaussian-noise": ("normal",), "laplace-noise": ("laplace",), "gradient-dropout": ("uniform", "normal")}
+# What each draws for an update of so many entries.
+NOISE: dict[str, Callable[[Streams, int], object]] = {
+    "gaussian-noise": lambda streams, size: streams.normal(size),
+    "laplace-noise": lambda streams, size: streams.laplace(size),
+    "gradient-dropout": lambda streams, size: (streams.chance(0.8, size), streams.normal(size)),
+}
 FEDEM_STEPS = 15
 UPLOAD = ("spm", "pm")
 
@@ -34,12 +40,12 @@ def measure() -> list[Table]:
     table = Table(
         "What defenses add to a step or a round, Fashion-MNIST, 4 clients, one thread",
         ["defense", "model", "backend", "against", "times", "limit"],
-        f"Processor time, the best of several in turns. A step has batches of {SIZE}, a FedAvg round one "
-        "local epoch of 240 images.",
+        f"Processor time, the median over many short turns. A step has batches of {SIZE}, a FedAvg round one "
+        f"local epoch of {IMAGES} images.",
     )
     for model in ("lenet", "mlp"):
         try:
-            task = fv.task("fashion-mnist", model=model, limit=960)
+            task = fv.task("fashion-mnist", model=model, limit=4 * IMAGES)
         except FedveilError as error:
             print(f"costs is left out: {error}")
             return []
@@ -54,20 +60,22 @@ def measure() -> list[Table]:
 def noise(table: Table, task: fv.Task, engine: Engine) -> None:
     """A step under noise, against the step without; or its surplus against the drawing of the numbers."""
     sides: dict[str, Callable[[], object]] = {"plain": step(task, engine, "none")}
-    params = Tree.expand({name: p.detach() for name, p in task.model.named_parameters()}, len(CLIENTS))
-    for name, draws in NOISE.items():
+    size = sum(parameter.numel() for parameter in task.model.parameters())
+    for name, draw in NOISE.items():
         sides[name] = step(task, engine, name)
-        sides[f"draw {name}"] = lambda draws=draws: [
-            getattr(Streams.seeded(0, CLIENTS, "costs"), f"{draw}_like")(params) for draw in draws
-        ]
-    times = best_times(sides, rounds=9, processor=True)
+        sides[f"draw {name}"] = lambda draw=draw: draw(Streams.seeded(0, CLIENTS, "costs"), size)
+    times = turns(sides, rounds=100, least=0.004, processor=True)
     for name in NOISE:
         if task.model_name == "lenet":
-            table.add(
-                name, "lenet", engine.backend, "the step without", f"{times[name] / times['plain']:.2f}×", "1.15×"
-            )
+            ratio = typical(truediv, times[name], times["plain"])
+            table.add(name, "lenet", engine.backend, "the step without", f"{ratio:.2f}×", "1.15×")
         else:
-            more = (times[name] - times["plain"]) / times[f"draw {name}"]
+            more = typical(
+                lambda with_noise, plain, draw: (with_noise - plain) / draw,
+                times[name],
+                times["plain"],
+                times[f"draw {name}"],
+            )
             table.add(name, task.model_name, engine.backend, "drawing, on top of the step", f"{more:.2f}×", "1.5×")
 
 
@@ -78,25 +86,26 @@ def fedem(table: Table, task: fv.Task, engine: Engine) -> None:
         "fedem": step(task, engine, f"fedem:steps={FEDEM_STEPS}"),
         "plain": lambda: group_step(plan, Chain(), server.states, CLIENTS, own, Tree({}), data, 1, 0),
     }
-    times = best_times(sides, rounds=5, processor=True)
-    ratio = times["fedem"] / times["plain"]
+    times = turns(sides, rounds=25, least=0.004, processor=True)
+    ratio = typical(truediv, times["fedem"], times["plain"])
     limit = 1.2 * (2 * FEDEM_STEPS + 1)
     name = f"fedem, N = {FEDEM_STEPS}"
     table.add(name, task.model_name, engine.backend, "a step with own weights", f"{ratio:.1f}×", f"{limit:.1f}×")
 
 
 def uploads(table: Table, task: fv.Task, engine: Engine) -> None:
-    settings = fv.Federation(protocol="fedavg", batch_size=SIZE)
-    sides: dict[str, Callable[[], object]] = {}
-    for spec in ("none", *UPLOAD):
-        plan = Plan(task, Chain.of(spec), settings, 0, engine)
-        server = Server.start(plan)
-        chunk = Chunk(CLIENTS, 1, server.params, server.buffers_of(plan, CLIENTS), server.states)
-        sides[spec] = lambda plan=plan, chunk=chunk: train_chunk(plan, chunk)
-    times = best_times(sides, rounds=5, processor=True)
+    sides = {spec: local_round(task, engine, spec) for spec in ("none", *UPLOAD)}
+    times = turns(sides, rounds=25, least=0.004, processor=True)
     for spec in UPLOAD:
-        ratio = times[spec] / times["none"]
+        ratio = typical(truediv, times[spec], times["none"])
         table.add(spec, task.model_name, engine.backend, "the FedAvg round without", f"{ratio:.2f}×", "1.15×")
+
+
+def local_round(task: fv.Task, engine: Engine, spec: str) -> Callable[[], object]:
+    plan = Plan(task, Chain.of(spec), fv.Federation(protocol="fedavg", batch_size=SIZE), 0, engine)
+    server = Server.start(plan)
+    chunk = Chunk(CLIENTS, 1, server.params, server.buffers_of(plan, CLIENTS), server.states)
+    return lambda: train_chunk(plan, chunk)
 
 
 def step(task: fv.Task, engine: Engine, spec: str) -> Callable[[], object]:

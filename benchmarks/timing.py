@@ -1,15 +1,21 @@
-"""Timing that is fair to both sides: warm, the best of several, in turns."""
+"""Timing that is fair to both sides: warm, in turns."""
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Mapping
 
+Sides = Mapping[str, Callable[[], object]]
 
-def best_times(
-    sides: Mapping[str, Callable[[], object]], rounds: int = 5, least: float = 0.2, *, processor: bool = False
-) -> dict[str, float]:
-    """Seconds of one call of each side: the best of some rounds in which the sides take turns.
+
+def best_times(sides: Sides, rounds: int = 5, least: float = 0.2, *, processor: bool = False) -> dict[str, float]:
+    """Seconds of one call of each side: the best of some rounds in which the sides take turns."""
+    return {name: min(times) for name, times in turns(sides, rounds, least, processor=processor).items()}
+
+
+def turns(sides: Sides, rounds: int, least: float, *, processor: bool = False) -> dict[str, list[float]]:
+    """Seconds of one call of each side in every round, each from calls that take at least so long together.
 
     processor: count the processor's time of this process, for what runs on one thread: other jobs disturb it less.
     """
@@ -20,11 +26,19 @@ def best_times(
         start = clock()
         call()
         repeats[name] = max(1, round(least / max(clock() - start, 1e-6)))
-    best = dict.fromkeys(sides, float("inf"))
+    found: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(rounds):
         for name, call in sides.items():
             start = clock()
             for _ in range(repeats[name]):
                 call()
-            best[name] = min(best[name], (clock() - start) / repeats[name])
-    return best
+            found[name].append((clock() - start) / repeats[name])
+    return found
+
+
+def typical(figure: Callable[..., float], *times: list[float]) -> float:
+    """The median over all rounds of a figure of that round's times.
+
+    For differences of a few percent: the speed of a machine drifts, but in a short round it meets all sides alike.
+    """
+    return statistics.median(map(figure, *times))

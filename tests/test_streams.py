@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fedveil.errors import FedveilError
-from fedveil.streams import Streams
+from fedveil.streams import Streams, mersenne_twister
 
 DRAWS = {
     "normal": lambda s: s.normal(7, 3),
@@ -24,6 +24,7 @@ DRAWS = {
     "uniform64": lambda s: s.uniform(3, dtype=torch.float64),
     "laplace": lambda s: s.laplace(13),
     "laplace64": lambda s: s.laplace(13, dtype=torch.float64),
+    "chance": lambda s: s.chance(0.5, 70),
     "integers": lambda s: s.integers(10, 9),
     "key64": lambda s: s.key64(),
     "permutation": lambda s: s.permutation(6),
@@ -196,7 +197,7 @@ def test_a_million_keys_do_not_collide():
     lineages = [_Lineage(_encode(seed), _encode(step)) for seed, step in itertools.product(range(100), range(100))]
     keys = {lineage.key(client) for lineage in lineages for client in range(100)}
     assert len(keys) == 1_000_000
-    assert {len(k) for k in keys} == {16}
+    assert {len(k) for k in keys} == {24}
 
 
 def test_first_draws_do_not_collide():
@@ -407,12 +408,62 @@ def test_repr_shows_no_key():
     assert repr(Streams.secure(2)) == "Streams(2 clients, secure)"
 
 
-def test_keyed_draws_are_those_of_philox():
-    """The key is handed over by a shortcut; the stream is the one of `Philox(key=...)`."""
+def sfc64(key, count):
+    """SFC64 in plain Python: three words of state and a counter, with twelve rounds to mix the key in."""
+    a, b, c, counter, mask = *key, 1, 2**64 - 1
+    drawn = []
+    for _ in range(12 + count):
+        drawn.append((a + b + counter) & mask)
+        counter += 1
+        a, b, c = b ^ (b >> 11), (c + (c << 3)) & mask, (((c << 24) | (c >> 40)) + drawn[-1]) & mask
+    return drawn[12:]
+
+
+def test_keyed_words_are_those_of_sfc64():
+    """The whole key reaches the generator, in its place."""
     from fedveil.streams import _encode, _Lineage
 
-    number = int.from_bytes(_Lineage(_encode(7), _encode("a")).key(3), "little")
-    plain = np.random.Generator(np.random.Philox(key=number))
-    assert np.array_equal(
-        Streams.seeded(7, [3], "a").normal(100)[0].numpy(), plain.standard_normal(100, dtype=np.float32)
-    )
+    key = np.frombuffer(_Lineage(_encode(7), _encode("a")).key(3), "<u8").tolist()
+    assert len(key) == 3
+    streams = Streams.seeded(7, [3], "a")
+    assert [int(streams.key64()) % 2**64 for _ in range(20)] == sfc64(key, 20)
+
+
+def test_torch_takes_the_whole_state_of_its_generator():
+    """Torch's state has no documented layout: NumPy's generator of the same kind must draw the same words."""
+    words = np.random.default_rng(1).integers(2**32, size=624, dtype=np.uint32)
+    other = np.random.MT19937()
+    other.state = {"bit_generator": "MT19937", "state": {"key": words, "pos": 624}}
+    drawn = torch.empty(2000, dtype=torch.int32).random_(generator=mersenne_twister(words))
+    assert np.array_equal(drawn.numpy(), other.random_raw(2000) % 2**31)
+
+
+# ---- chance ------------------------------------------------------------------------------------------
+
+
+@both_modes
+@pytest.mark.parametrize("probability", [0.0, 2.0**-30, 0.2, 0.5, 0.8, 1.0])
+def test_chance_has_its_probability(streams, probability):
+    count = 100_000
+    hits = streams().chance(probability, count).sum(1)
+    low, high = stats.binom.interval(1 - 1e-6, count, probability)
+    assert ((low <= hits) & (hits <= high)).all()
+
+
+def test_chance_rounds_up_to_a_multiple_of_the_smallest_step(monkeypatch):
+    from fedveil import streams as module
+
+    streams = Streams.seeded(1, [0])
+    words = np.array([0, 1, 2**63 - 1, 2**63, 2**64 - 1], np.uint64)
+    monkeypatch.setattr(module._KeyedSource, "words", lambda self, count: words)
+    assert streams.chance(0.0, 5).tolist() == [[False] * 5]
+    assert streams.chance(5e-324, 5).tolist() == [[True, False, False, False, False]]
+    assert streams.chance(0.5, 5).tolist() == [[True, True, True, False, False]]
+    assert streams.chance(1 - 2.0**-53, 5).tolist() == [[True, True, True, True, False]]
+    assert streams.chance(1.0, 5).tolist() == [[True] * 5]
+
+
+@pytest.mark.parametrize("probability", [-0.1, 1.1, float("nan")])
+def test_chance_refuses_what_is_no_probability(probability):
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        Streams.seeded(1, [0]).chance(probability, 3)

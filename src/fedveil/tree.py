@@ -10,6 +10,10 @@ from torch import Tensor
 
 from fedveil.errors import FedveilError
 
+# Entries of a client at a time: what lies between the passes over them then stays in the processor's cache. Fixed, as
+# the numbers that are drawn for an entry must not depend on how clients are chunked.
+BLOCK = 2**15
+
 
 class Tree(Mapping[str, Tensor]):
     """An immutable dict of tensors that share their first axis: K clients, each with a tensor of every name.
@@ -100,6 +104,26 @@ class Tree(Mapping[str, Tensor]):
     def map(self, function: Callable[[Tensor], Tensor]) -> Tree:
         """The function applied to every tensor, leading axis included."""
         return Tree({name: function(tensor) for name, tensor in self._tensors.items()})
+
+    def entrywise(self, function: Callable[[Tensor], Tensor]) -> Tree:
+        """The function applied to every floating entry, for functions that treat all entries alike.
+
+        It gets matrices (K, n) of some entries of each client, fewer than there are tensors, and may work in place:
+        they are copies. Integer tensors stay as they are.
+        """
+        floating = {name: tensor for name, tensor in self._tensors.items() if tensor.is_floating_point()}
+        if len({(tensor.dtype, tensor.device) for tensor in floating.values()}) > 1:
+            changed = {name: Tree({name: tensor}).entrywise(function)[name] for name, tensor in floating.items()}
+        elif floating:
+            some = Tree(floating)
+            entries = some.flat()
+            for part in torch.split(entries, BLOCK, dim=1):
+                if (changed_part := function(part)) is not part:
+                    part.copy_(changed_part)
+            changed = dict(some.unflat(entries))
+        else:
+            changed = {}
+        return Tree(self._tensors | changed)
 
     def combine(self, other: Mapping[str, Tensor], function: Callable[[Tensor, Tensor], Tensor]) -> Tree:
         """The function applied to the pairs of equal name."""

@@ -92,7 +92,11 @@ def test_knowing_gradient_dropout_helps():
     assert found["adaptive"] < found["ceiling"], found
 
 
-@pytest.mark.parametrize("attack, right_labels", [(DLG(steps=40), 0.7), (IDLG(steps=40), 1.0)], ids=["dlg", "idlg"])
+# From one start L-BFGS finds two thirds to nine tenths of the images.
+ATTEMPTS = [(DLG(steps=40, restarts=3), 0.7), (IDLG(steps=40, restarts=3), 1.0)]
+
+
+@pytest.mark.parametrize("attack, right_labels", ATTEMPTS, ids=["dlg", "idlg"])
 @pytest.mark.parametrize("model", ["lenet", SMOOTH])
 def test_dlg_and_idlg_recover_most_single_digits(attack, right_labels, model):
     inputs, targets, problem = digits(model, victims=12)

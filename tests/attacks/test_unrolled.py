@@ -105,7 +105,7 @@ def test_unrolling_beats_the_pseudo_gradient():
     choices = Matching(steps=150, total_variation=1e-5)
     aware = decibels(match(problem, choices, backend="stacked"), inputs, std).mean()
     naive = decibels(match(replace(problem, local=None), choices, backend="stacked"), inputs, std).mean()
-    assert aware > 30, f"unrolled {aware:.1f} dB, pseudo-gradient {naive:.1f} dB"
+    assert aware > 25, f"unrolled {aware:.1f} dB, pseudo-gradient {naive:.1f} dB"
     assert naive < 15, f"unrolled {aware:.1f} dB, pseudo-gradient {naive:.1f} dB"
 
 

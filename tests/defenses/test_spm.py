@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -13,11 +14,11 @@ import fedveil as fv
 from fedveil.attacks.costs import cosine
 from fedveil.defenses.base import Facts
 from fedveil.defenses.guarantee import Exposure, PureLDP
-from fedveil.defenses.ldp import happens
 from fedveil.defenses.pnpm import PNPM
 from fedveil.defenses.spm import SPM
 from fedveil.federation.capture import step_weight
 from fedveil.registry import models
+from fedveil.streams import Streams, _SystemSource
 from fedveil.tree import Tree
 
 from .laws import make_batch
@@ -141,13 +142,15 @@ def test_support_at_any_budget_and_size(epsilon, size, sign, debias, dtype):
 def test_rare_flips_are_not_lost_in_rounding():
     """In single precision a sign would never flip at a large ε, and the likelihood ratio would be infinite."""
 
-    class Zeros:
-        def uniform(self, *shape, dtype):
-            assert dtype == torch.float64  # multiples of 2^-53
-            return torch.zeros(1, *shape, dtype=dtype)
+    rare = SPM(epsilon=30).flip
+    assert rare == pytest.approx(math.exp(-30))
 
-    assert happens(SPM(epsilon=50).flip, Zeros(), torch.ones(1, 4)).all()
-    assert SPM(epsilon=50).flip == pytest.approx(math.exp(-50))
+    class Rare(_SystemSource):
+        def words(self, count):
+            return np.full(count, int(rare * 2**64), np.uint64)
+
+    assert Streams(None, (0,), [Rare()]).chance(rare, 4).all()
+    assert not Streams(None, (0,), [Rare()]).chance(rare / 1.01, 4).any()
 
 
 # ---- what is promised -----------------------------------------------------------------------------------

@@ -133,7 +133,7 @@ def test_the_tasks_model_is_left_alone() -> None:
 
 @pytest.mark.parametrize("count, rate, expected", [(10, 0.1, 1), (30, 0.1, 3), (10, 0.01, 1), (7, 0.5, 4), (4, 1.0, 4)])
 def test_sampling_takes_the_rounded_up_share(count: int, rate: float, expected: int) -> None:
-    rounds = [sampled_clients(0, count, rate, number) for number in range(1, 40)]
+    rounds = [sampled_clients(0, count, rate, number) for number in range(1, 120)]
     assert all(len(clients) == expected and clients == sorted(set(clients)) for clients in rounds)
     assert {client for clients in rounds for client in clients} == set(range(count))
 

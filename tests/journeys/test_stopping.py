@@ -22,7 +22,14 @@ DEFENDED = ("--defense", "gradient-dropout", "--backend", "stacked", "--seed", "
 def begin(*arguments: str | Path, cwd: Path, until: Path) -> subprocess.Popen[str]:
     """Start a command and wait until it has written a file."""
     running = subprocess.Popen(
-        program(*arguments), cwd=cwd, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        program(*arguments),
+        cwd=cwd,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # A shell's background jobs, and what they start, ignore Ctrl-C.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     deadline = time.monotonic() + 60
     while not until.exists():

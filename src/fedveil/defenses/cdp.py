@@ -47,7 +47,7 @@ class CDP(Defense):
     def aggregate(self, updates: Tree, weights: Tensor, streams: Streams) -> Tree:
         """u · min(1, clip/‖u‖) + N(0, (noise_multiplier·clip)²/m), such that the weighted mean is the plain one."""
         sigma = self.noise_multiplier * self.clip / math.sqrt(updates.count)
-        noisy = clipped(updates, self.clip) + streams.normal_like(updates) * sigma
+        noisy = clipped(updates, self.clip).entrywise(lambda u: u.add_(streams.normal_like(u), alpha=sigma))
         equal = weights.mean() / weights
         return noisy.map(lambda u: u * per_client(equal.to(u), u))
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedveil.defenses.base import Facts, Knowledge
-from fedveil.defenses.ldp import BoundedMechanism, happens, precision_measures
+from fedveil.defenses.ldp import BoundedMechanism, precision_measures
 from fedveil.fields import declared
 from fedveil.registry import defenses
 from fedveil.streams import Streams
@@ -58,7 +58,7 @@ def duchi(t: Tensor, epsilon: float, streams: Streams) -> Tensor:
     t = t.clamp(-1, 1)
     x, size = math.exp(-epsilon), t.abs()
     # P(the other sign), in a form that does not cancel where it is small: ½ − |t|(e^ε−1)/(2(e^ε+1)).
-    other = happens(((1 - size) + x * (1 + size)) / (2 * (1 + x)), streams, t)
+    other = streams.uniform_like(t) < ((1 - size) + x * (1 + size)) / (2 * (1 + x))  # also at a draw of 0
     return torch.where((t >= 0) ^ other, 1.0, -1.0).to(t.dtype) * range_factor(epsilon)
 
 

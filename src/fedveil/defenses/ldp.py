@@ -14,42 +14,24 @@ from fedveil.defenses.base import Defense, Strength
 from fedveil.defenses.guarantee import Exposure, Guarantee, PureLDP
 from fedveil.fields import Positive, declared
 from fedveil.streams import Streams
-from fedveil.tree import Tree, matrix
+from fedveil.tree import Tree
 
 # Below this the noise is beyond any use, and its moments leave the range of numbers.
 Epsilon = Annotated[float, Field(ge=1e-9, allow_inf_nan=False)]
 
 
-# Entries of a client at a time: what lies between then stays in the processor's cache, and takes half the time.
-BLOCK = 2**14
-
-
-def randomized(update: Tree, mechanism: Callable[[Tensor], Tensor], *, whole: bool = False) -> Tree:
-    """The mechanism on every floating tensor, in double precision on the CPU; the result in the tensor's own type.
+def randomized(mechanism: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """The mechanism at work in double precision on the CPU, with a result in the tensor's own type.
 
     Draws in single precision are multiples of 2^-24: a sign that must flip with probability e^-ε would never do so
     from ε = 17 on, and the likelihood ratio would be infinite. NaN and infinity pass, for the server to refuse.
-    The mechanism sees some entries of a tensor at a time, as rows; `whole`: all of them, in their shape.
     """
 
-    def apply(tensor: Tensor) -> Tensor:
-        if not tensor.is_floating_point():
-            return tensor
-        parts = (tensor,) if whole else torch.split(matrix(tensor), BLOCK, dim=1)
-        drawn = [mechanism(part.cpu().double()).to(tensor.dtype) for part in parts]
-        joined = drawn[0] if len(drawn) == 1 else torch.cat(drawn, dim=1)
-        joined = joined.reshape(tensor.shape).to(tensor.device)
-        return joined if torch.isfinite(tensor.sum()) else torch.where(torch.isfinite(tensor), joined, tensor)
+    def apply(value: Tensor) -> Tensor:
+        drawn = mechanism(value.cpu().double()).to(value)
+        return drawn if torch.isfinite(value.sum()) else torch.where(torch.isfinite(value), drawn, value)
 
-    return update.map(apply)
-
-
-def happens(probability: Tensor | float, streams: Streams, like: Tensor) -> Tensor:
-    """Events of a small probability, one for every entry.
-
-    A draw of 0 counts as the event, so that it happens with at least its probability, however small that is.
-    """
-    return streams.uniform(*like.shape[1:], dtype=torch.float64) < probability
+    return apply
 
 
 def per_coordinate(epsilon: float, exposure: Exposure, *, each: str, protects: str, remark: str) -> Guarantee:
@@ -89,7 +71,8 @@ class BoundedMechanism(Defense):
 
     def protect(self, update: Tree, batch: ClientBatch) -> Tree:
         """bound·draw(ω/bound), every entry anew."""
-        return randomized(update, lambda value: self.bound * self.draw(value / self.bound, batch.streams))
+        mechanism = randomized(lambda value: self.bound * self.draw(value / self.bound, batch.streams))
+        return update.entrywise(mechanism)
 
     def guarantee(self, exposure: Exposure) -> Guarantee:
         """ε of each entry in each round."""

@@ -61,7 +61,10 @@ class LDPFL(Defense):
             t = ((value - center) / radius).nan_to_num(0.0)  # a radius of 0 leaves the center
             return center + radius * duchi(t, self.epsilon, batch.streams)
 
-        return randomized(update, perturb, whole=True)  # an adaptive range is that of all entries
+        mechanism = randomized(perturb)
+        if not self.adaptive:
+            return update.entrywise(mechanism)
+        return update.map(lambda tensor: mechanism(tensor) if tensor.is_floating_point() else tensor)
 
     def _range(self, value: Tensor) -> tuple[Tensor, Tensor]:
         if not self.adaptive:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import torch
 from pydantic import Field
-from torch import Tensor
 
 from fedveil.clients.batch import ClientBatch
 from fedveil.defenses.base import Defense, Facts, Knowledge, Strength
@@ -37,11 +35,8 @@ class GradientMasking(Defense):
     def protect(self, update: Tree, batch: ClientBatch) -> Tree:
         """Each entry, or zero."""
 
-        def mask(g: Tensor, chance: Tensor) -> Tensor:
-            # NaN and infinity always pass: a zero in their place would hide a broken gradient from the server.
-            return torch.where((chance >= self.share) | ~torch.isfinite(g), g, 0.0)
-
-        return update.combine(batch.streams.uniform_like(update), mask)
+        # NaN and infinity become NaN, masked or not: a zero in their place would hide a broken gradient.
+        return update.entrywise(lambda g: g * (1 - batch.streams.chance_like(g, self.share)))
 
     def knowledge(self, observed: Tree, facts: Facts) -> Knowledge:
         """Match on the observed support: entries that are exactly zero count nothing.

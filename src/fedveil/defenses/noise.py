@@ -64,7 +64,7 @@ class GaussianNoise(AdditiveNoise):
 
     def protect(self, update: Tree, batch: ClientBatch) -> Tree:
         """g + N(0, sigma²), every entry anew."""
-        return update + self.sigma * batch.streams.normal_like(update)
+        return update.entrywise(lambda g: g.add_(batch.streams.normal_like(g), alpha=self.sigma))
 
 
 @defenses.register("laplace-noise")
@@ -87,4 +87,4 @@ class LaplaceNoise(AdditiveNoise):
 
     def protect(self, update: Tree, batch: ClientBatch) -> Tree:
         """g + Laplace(0, scale), every entry anew."""
-        return update + self.scale * batch.streams.laplace_like(update)
+        return update.entrywise(lambda g: g.add_(batch.streams.laplace_like(g), alpha=self.scale))

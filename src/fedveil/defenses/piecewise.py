@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from fedveil.defenses.ldp import BoundedMechanism, happens, precision_measures
+from fedveil.defenses.ldp import BoundedMechanism, precision_measures
 from fedveil.fields import declared
 from fedveil.registry import defenses
 from fedveil.streams import Streams
@@ -49,16 +49,17 @@ class PM(BoundedMechanism):
 
 
 def piecewise(t: Tensor, epsilon: float, streams: Streams) -> Tensor:
-    """A draw from [−C, C] for every entry of t, which is clamped to [−1, 1]: the mean is t."""
+    """A draw from [−C, C] for every entry of t, which is clamped to [−1, 1]: the mean is t.
+
+    With v uniform in [−1, 1) and x = e^{−ε/2}, all over 1 − x: [ℓ, r] is t + x·v, and v moved by x away from t is the
+    rest of [−C, C], v below t to the left of ℓ and above it to the right of r.
+    """
     t = t.clamp(-1, 1)
     x, rest = _tail(epsilon)
-    far = happens(x / (1 + x), streams, t)
-    draw = streams.uniform_like(t)
-    low, high = (t - x) / rest, (t + x) / rest  # ℓ and r
-    left = (1 + t) / rest  # the length of [−C, ℓ]; together with [r, C] it is C + 1 = 2/rest
-    place = 2 * draw / rest
-    outside = torch.where(place < left, place - (1 + x) / rest, high + place - left)
-    return torch.where(far, outside, low + (high - low) * draw)
+    far = streams.chance_like(t, x / (1 + x))
+    v = streams.uniform_like(t).mul_(2).sub_(1)
+    near, outside = t + x * v, v + torch.copysign(t.new_tensor(x), v - t)
+    return near.lerp_(outside, far).div_(rest)
 
 
 def _tail(epsilon: float) -> tuple[float, float]:

@@ -43,7 +43,7 @@ class SignCompression(Defense):
         def compress(g: Tensor) -> Tensor:
             signs = torch.sign(g)
             if self.flip:
-                signs = torch.where(batch.streams.uniform_like(g) < self.flip, -signs, signs)
+                signs = signs * (1 - 2 * batch.streams.chance_like(g, self.flip))
             # NaN and infinity pass: their sign would hide a broken gradient from the server.
             return torch.where(torch.isfinite(g), signs * self._scale(g), g)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from fedveil.clients.batch import ClientBatch
 from fedveil.defenses.base import Defense, Facts, Knowledge, Strength
 from fedveil.defenses.guarantee import Exposure, Guarantee
-from fedveil.defenses.ldp import Epsilon, happens, per_coordinate, randomized
+from fedveil.defenses.ldp import Epsilon, per_coordinate, randomized
 from fedveil.defenses.sent_weights import Range, likely_change
 from fedveil.fields import declared
 from fedveil.registry import defenses
@@ -81,11 +81,11 @@ class SignMechanism(Defense):
         """Algorithm 2: |ω|·t*, every entry anew."""
 
         def perturb(value: Tensor) -> Tensor:
-            flipped = happens(self.flip, batch.streams, value)
+            sign = 1 - 2 * batch.streams.chance_like(value, self.flip)
             size = 1 + self.stretch * batch.streams.uniform_like(value)
-            return torch.where(flipped, -value, value) * size / self.divisor
+            return value * sign * size / self.divisor
 
-        return randomized(update, perturb)
+        return update.entrywise(randomized(perturb))
 
     def guarantee(self, exposure: Exposure) -> Guarantee:
         """ε of each sign in each round, composed over the run; sizes are not covered."""
