@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable
+from operator import truediv
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from benchmarks.tables import Table
-from benchmarks.timing import best_times
+from benchmarks.timing import turns, typical
 from fedveil.clients.choose import make_engine
 from fedveil.clients.engine import BACKENDS, Engine
 from fedveil.registry import models
@@ -38,16 +40,17 @@ def each_backend() -> Table:
     table = Table(
         "Client gradients, one thread, warm",
         ["model", "clients × batch", "plain loop (ms)", *BACKENDS[1:]],
-        "The three backends as multiples of the plain loop's speed (higher is faster). FedSGD: one set of weights.",
+        "The three backends as multiples of the plain loop's speed (higher is faster), the median of many short turns "
+        "in processor time. FedSGD: one set of weights.",
     )
     for name, clients, size in SETTINGS:
         case = Case(name, clients, size)
         sides = {"plain": case.plain}
         for backend in BACKENDS[1:]:
             sides[backend] = case.ours(Engine(case.model, functional.cross_entropy, backend=backend))
-        times = best_times(sides)
-        ratios = [f"{times['plain'] / times[backend]:.2f}×" for backend in BACKENDS[1:]]
-        table.add(name, f"{clients} × {size}", 1000 * times["plain"], *ratios)
+        times = turns(sides, 40, 0.02, processor=True)
+        ratios = [f"{typical(truediv, times['plain'], times[backend]):.2f}×" for backend in BACKENDS[1:]]
+        table.add(name, f"{clients} × {size}", 1000 * statistics.median(times["plain"]), *ratios)
     return table
 
 
@@ -64,8 +67,8 @@ def chosen_backend() -> Table:
                 case = Case(name, clients, size)
                 sample = case.inputs[0], case.targets[0]
                 engine = make_engine(case.model, functional.cross_entropy, clients=clients, sample=sample, steps=1)
-                times = best_times({"plain": case.plain, "ours": case.ours(engine)}, least=0.1)
-                cells.append(f"{times['plain'] / times['ours']:.2f}× ({engine.backend})")
+                times = turns({"plain": case.plain, "ours": case.ours(engine)}, 40, 0.01, processor=True)
+                cells.append(f"{typical(truediv, times['plain'], times['ours']):.2f}× ({engine.backend})")
             table.add(name, clients, *cells)
     return table
 

@@ -20,6 +20,7 @@ from fedveil.attacks.matching import Matcher, quiet
 from fedveil.attacks.problem import Problem
 from fedveil.attacks.tracking import Counter
 from fedveil.clients.engine import Engine
+from fedveil.defenses.base import Defense, Facts
 from fedveil.registry import datasets, models
 from fedveil.streams import Streams
 from fedveil.tasks.normalization import Normalization
@@ -70,7 +71,7 @@ def read_victims(path: Path) -> tuple[Problem, Tensor, Normalization]:
         params=Tree.expand(weights, len(images)),
         buffers=Tree({}),
         target=target,
-        weight=target.map(torch.ones_like),
+        weight=Defense().knowledge(target, Facts(kind="gradient", batch_size=1)).weight,
         shape=tuple(images.shape[1:]),
         batch_size=1,
         streams=Streams.seeded(0, range(len(images))),

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fedveil.errors import FedveilError
-from fedveil.streams import Streams, mersenne_twister
+from fedveil.streams import Streams, twister_state
 
 DRAWS = {
     "normal": lambda s: s.normal(7, 3),
@@ -434,7 +434,9 @@ def test_torch_takes_the_whole_state_of_its_generator():
     words = np.random.default_rng(1).integers(2**32, size=624, dtype=np.uint32)
     other = np.random.MT19937()
     other.state = {"bit_generator": "MT19937", "state": {"key": words, "pos": 624}}
-    drawn = torch.empty(2000, dtype=torch.int32).random_(generator=mersenne_twister(words))
+    generator = torch.Generator()
+    generator.set_state(twister_state(words))
+    drawn = torch.empty(2000, dtype=torch.int32).random_(generator=generator)
     assert np.array_equal(drawn.numpy(), other.random_raw(2000) % 2**31)
 
 

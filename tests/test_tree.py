@@ -215,3 +215,30 @@ def test_rows_of_a_shared_copy_stay_shared(index: slice | list[int] | torch.Tens
     plain = Tree({"w": shared["w"].clone()})
     assert torch.equal(shared.rows(index)["w"], plain.rows(index)["w"])
     assert shared.rows(index).shared
+
+
+# ---- all entries at once -----------------------------------------------------------------------------
+
+
+@settings(deadline=None)
+@given(trees(), st.integers(1, 40))
+def test_entrywise_is_the_same_in_any_blocks(pair, block):
+    tree = pair[0]
+    kept = tree.map(torch.clone)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fedveil.tree.BLOCK", block)
+        assert same(tree.entrywise(lambda x: 2 * x + 1), tree.map(lambda x: 2 * x + 1))
+        assert same(tree.entrywise(lambda x: x.mul_(2)), tree.map(lambda x: 2 * x))
+    assert same(tree, kept)  # also where the function works in place
+
+
+def test_entrywise_keeps_types_and_leaves_integers_alone():
+    tree = Tree({"half": torch.ones(2, 3).half(), "count": torch.tensor([4, 5]), "full": torch.ones(2)})
+    found = tree.entrywise(lambda x: x + 1)
+    assert torch.equal(found["half"], torch.full((2, 3), 2.0, dtype=torch.float16))
+    assert torch.equal(found["full"], torch.tensor([2.0, 2.0]))
+    assert torch.equal(found["count"], tree["count"])
+    assert list(found) == list(tree)
+    counts = Tree({"count": tree["count"]})
+    assert same(counts.entrywise(lambda x: x + 1), counts)
+    assert len(Tree({}).entrywise(lambda x: x + 1)) == 0

@@ -302,7 +302,9 @@ class _KeyedSource:
 
         Torch keeps 32 bits of a seed, so the whole state of its generator is drawn from ours.
         """
-        return mersenne_twister(self.words(_TWISTER_WORDS // 2).view(np.uint32))
+        generator = torch.Generator()
+        generator.set_state(twister_state(self.words(TWISTER_WORDS // 2).view(np.uint32)))
+        return generator
 
     @property
     def started(self) -> bool:
@@ -352,20 +354,18 @@ class _GivenKey(ISeedSequence):
         return np.frombuffer(self.key, "<u8").astype(np.uint64)
 
 
-_TWISTER_WORDS = 624
+TWISTER_WORDS = 624
 
 
-def mersenne_twister(words: NDArray[np.uint32]) -> torch.Generator:
-    """Torch's generator with these 624 words as its state."""
+def twister_state(words: NDArray[np.integer[Any]]) -> Tensor:
+    """A state of torch's generator, the Mersenne twister, from its 624 words of 32 bits."""
     state = _fresh_state().copy()
     state[_TWISTER_PLACE] = words
-    generator = torch.Generator()
-    generator.set_state(torch.from_numpy(state.view(np.uint8)))
-    return generator
+    return torch.from_numpy(state.view(np.uint8))
 
 
 # The layout that torch keeps for old checkpoints: seed, position and offset, then the words with 8 bytes each.
-_TWISTER_PLACE = slice(3, 3 + _TWISTER_WORDS)
+_TWISTER_PLACE = slice(3, 3 + TWISTER_WORDS)
 
 
 @cache

@@ -471,3 +471,29 @@ def test_the_choice_of_a_backend_does_not_depend_on_the_clock():
     small, large = image_problem(), image_problem()
     assert matching.Matcher(small, SHORT, backend="auto").backend == "stacked"
     assert matching.Matcher(large, replace(SHORT, steps=10**6), backend="auto").backend == "compiled"
+
+
+@pytest.mark.parametrize("cost", ["l2", "cosine", "layer-cosine", "l1-l2"])
+@pytest.mark.parametrize("backend", ["stacked", "loop"])
+def test_one_number_for_all_entries_weighs_as_much_as_a_full_weight(cost, backend):
+    problem = as_double(image_problem(victims=3))
+    numbers = torch.tensor([1.0, 0.5, 2.0], dtype=torch.float64)
+    one = problem.target.map(lambda t: numbers.reshape(-1, *[1] * (t.dim() - 1)).expand_as(t))
+    full = one.map(lambda t: t.contiguous())
+    assert all(matching.is_one_number(tensor) for tensor in one.values())
+    assert not any(matching.is_one_number(tensor) for tensor in full.values())
+    choices = replace(SHORT, cost=cost)
+    found, expected = (match(replace(problem, weight=weight), choices, backend=backend) for weight in (one, full))
+    assert_same(found, expected, 1e-9)
+
+
+def test_large_models_are_attacked_one_by_one(monkeypatch):
+    problem = image_problem(victims=5)
+    size = sum(tensor[0].numel() * tensor.element_size() for tensor in problem.target.values())
+    for budget, stacked in ((size // 2, 1), (3 * size, 3), (100 * size, 32)):
+        monkeypatch.setattr(matching, "MOST_BYTES", budget)
+        assert matching.most_victims(problem) == stacked
+    monkeypatch.setattr(matching, "MOST_BYTES", 1)
+    alone = match(problem, SHORT, backend="stacked")
+    monkeypatch.undo()
+    assert_same(alone, match(problem, SHORT, backend="stacked"))

@@ -70,7 +70,7 @@ def test_a_forced_backend_is_taken_without_measuring(backend, own_cache):
 
 def test_the_faster_one_is_chosen(monkeypatch):
     timed(monkeypatch, loop=1e-3, stacked=3e-3)
-    assert chosen() == choose.Choice("loop", "3.0 times as fast as stacking")
+    assert chosen() == choose.Choice("loop", "stacking takes 3.00 times as long")
 
 
 def test_or_the_other(monkeypatch):

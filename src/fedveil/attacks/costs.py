@@ -7,7 +7,7 @@ the attacker's trust in it for one who knows the defense, 0 for an entry left ou
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,19 +24,29 @@ def l2(update: Update, target: Update, weight: Update) -> Tensor:
     return _total((weight[n] * (update[n] - target[n]).square()).sum() for n in target)
 
 
-def cosine(update: Update, target: Update, weight: Update) -> Tensor:
-    """One minus the weighted cosine over all entries taken together (Inverting Gradients): blind to scale."""
-    dot = _total((weight[n] * update[n] * target[n]).sum() for n in target)
-    ours = _total((weight[n] * update[n].square()).sum() for n in target)
+def direction(target: Update, weight: Update) -> Update:
+    """The weighted target over its norm: all of it that the cosine needs, and that stays the same over an attack."""
     theirs = _total((weight[n] * target[n].square()).sum() for n in target)
-    # One root each: their product would leave float32 for the small gradients of a trained model.
-    return 1 - dot * torch.rsqrt(ours + _TINY) * torch.rsqrt(theirs + _TINY)
+    # One root each for target and update: their product would leave float32 for a trained model's small gradients.
+    return {n: weight[n] * target[n] * torch.rsqrt(theirs + _TINY) for n in target}
 
 
-def layer_cosine(update: Update, target: Update, weight: Update) -> Tensor:
+def cosine_to(update: Update, aim: Update, weight: Update) -> Tensor:
+    """One minus the weighted cosine over all entries taken together (Inverting Gradients): blind to scale."""
+    dot = _total((update[n] * aim[n]).sum() for n in aim)
+    ours = _total((weight[n] * update[n].square()).sum() for n in aim)
+    return 1 - dot * torch.rsqrt(ours + _TINY)
+
+
+def layer_directions(target: Update, weight: Update) -> Update:
+    """The `direction` of every tensor by itself."""
+    return {n: direction({n: target[n]}, weight)[n] for n in target}
+
+
+def layer_cosine_to(update: Update, aim: Update, weight: Update) -> Tensor:
     """One minus the weighted cosine of each tensor, mean over the tensors that are not left out (LAMP)."""
-    each = torch.stack([cosine({"": update[n]}, {"": target[n]}, {"": weight[n]}) for n in target])
-    counted = torch.stack([(weight[n] > 0).any() for n in target]).to(each.dtype)
+    each = torch.stack([cosine_to(update, {n: aim[n]}, weight) for n in aim])
+    counted = torch.stack([(weight[n] > 0).any() for n in aim]).to(each.dtype)
     return (each * counted).sum() / counted.sum().clamp_min(1)
 
 
@@ -50,9 +60,26 @@ def _total(parts: Iterable[Tensor]) -> Tensor:
     return torch.stack(list(parts)).sum()
 
 
-COSTS: dict[CostName, Callable[[Update, Update, Update], Tensor]] = {
-    "l2": l2,
+class Cost(NamedTuple):
+    """A cost in two parts: what is made of target and weight once, and the cost of an update against that."""
+
+    aim: Callable[[Update, Update], Update]  # of (target, weight)
+    of: Callable[[Update, Update, Update], Tensor]  # of (update, aim, weight)
+
+    def __call__(self, update: Update, target: Update, weight: Update) -> Tensor:
+        """Both parts in one."""
+        return self.of(update, self.aim(target, weight), weight)
+
+
+def _as_it_is(target: Update, weight: Update) -> Update:
+    return target
+
+
+cosine = Cost(direction, cosine_to)
+layer_cosine = Cost(layer_directions, layer_cosine_to)
+COSTS: dict[CostName, Cost] = {
+    "l2": Cost(_as_it_is, l2),
     "cosine": cosine,
     "layer-cosine": layer_cosine,
-    "l1-l2": l1_l2,
+    "l1-l2": Cost(_as_it_is, l1_l2),
 }

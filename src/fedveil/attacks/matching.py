@@ -42,6 +42,8 @@ LabelsFrom = Literal["known", "idlg", "recovered", "optimized"]
 Row = dict[str, Tensor]
 
 MOST_VICTIMS = 32  # stacked at a time
+# Stacked gradients of large models, beyond this, cost more than stacking saves: ResNet-18 takes twice as long.
+MOST_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,7 @@ def match(
 
 def steps_in_all(problem: Problem, choices: Matching, chunk: int | None = None) -> int:
     """The steps of an attack over all its tries and chunks of victims."""
-    chunks = -(-problem.count // min(chunk or MOST_VICTIMS, problem.count))
+    chunks = -(-problem.count // min(chunk or most_victims(problem), problem.count))
     return choices.steps * choices.restarts * max(len(problem.before), 1) * chunks
 
 
@@ -101,9 +103,15 @@ def evaluations(problem: Problem, choices: Matching, chunk: int | None = None) -
     return steps_in_all(problem, choices, chunk) * (20 if choices.optimizer == "lbfgs" else 1)
 
 
+def most_victims(problem: Problem) -> int:
+    """How many victims to stack at a time."""
+    size = sum(tensor[0].numel() * tensor.element_size() for tensor in problem.target.values())
+    return max(1, min(MOST_VICTIMS, MOST_BYTES // max(size, 1)))
+
+
 def attack_seconds(problem: Problem, choices: Matching) -> float:
     """What an attack takes in one process, about."""
-    chunk = min(MOST_VICTIMS, problem.count)
+    chunk = min(most_victims(problem), problem.count)
     return predicted_seconds(problem, evaluations(problem, choices, chunk), chunk)
 
 
@@ -152,18 +160,21 @@ class Matcher:
         self._local = problem.local
         self._before = before
         self._shared = problem.params.shared or problem.count == 1
+        # Numbers of large models take longer to read than to reckon with. Only where all victims have equal weights are
+        # these left out: one function serves all.
+        self._even = all(is_one_number(tensor) for tensor in problem.weight.values())
         self._engine = Engine(problem.model, problem.loss, backend="stacked")
-        self.chunk = min(chunk or MOST_VICTIMS, problem.count)
+        self.chunk = min(chunk or most_victims(problem), problem.count)
         self._functions: dict[bool, Callable[..., Any]] = {}
         self.backend = self._choose(problem, backend)
 
     # ---- the objective of one victim -------------------------------------------------------------------
 
     def _objective(
-        self, variables: Row, params: Row, buffers: Row, target: Row, weight: Row, labels: Tensor, noise: Tensor
+        self, variables: Row, params: Row, buffers: Row, aim: Row, weight: Row, labels: Tensor, noise: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Cost with priors, and cost without."""
-        return self._cost_of(self._update, variables, params, buffers, target, weight, labels, noise)
+        return self._cost_of(self._update, variables, params, buffers, aim, weight, labels, noise)
 
     def _cost_of(
         self,
@@ -171,7 +182,7 @@ class Matcher:
         variables: Row,
         params: Row,
         buffers: Row,
-        target: Row,
+        aim: Row,
         weight: Row,
         labels: Tensor,
         noise: Tensor,
@@ -181,7 +192,7 @@ class Matcher:
         for place, simulate in enumerate(self._simulate):
             seen = simulate(seen, noise[place])
         chosen = variables["labels"].softmax(-1) if "labels" in variables else labels
-        matched = self._cost(update_of(params, buffers, seen, chosen), target, weight)
+        matched = self._cost.of(update_of(params, buffers, seen, chosen), aim, weight)
         total = matched
         if self.choices.total_variation and inputs.dim() >= 3:
             total = total + self.choices.total_variation * total_variation(inputs)
@@ -230,12 +241,12 @@ class Matcher:
         return self._functions[compiled](variables, *fixed)  # type: ignore[no-any-return]
 
     def _looped(self, variables: Row, fixed: tuple[Any, ...]) -> tuple[Row, Tensor]:
-        params, buffers, target, weight, labels, noise = fixed
+        params, buffers, aim, weight, labels, noise = fixed
         gradients, costs = [], []
         for v in range(len(labels)):
             live = {name: tensor[v].detach().requires_grad_() for name, tensor in variables.items()}
             own = params if self._shared else {n: t[v] for n, t in params.items()}
-            buffer, goal, trust = ({n: t[v] for n, t in part.items()} for part in (buffers, target, weight))
+            buffer, goal, trust = ({n: t[v] for n, t in part.items()} for part in (buffers, aim, weight))
             total, matched = self._cost_of(self._plain_update, live, own, buffer, goal, trust, labels[v], noise[v])
             found = torch.autograd.grad(total, list(live.values()))
             gradients.append(dict(zip(live, found, strict=True)))
@@ -260,9 +271,10 @@ class Matcher:
         labels = problem.labels
         if labels is None:  # optimized: the function still takes some
             labels = torch.zeros(problem.count, problem.batch_size, dtype=torch.int64, device=_like(problem).device)
-        # Weights that are one expanded number would make another graph than full ones.
-        weight = {name: tensor.contiguous() for name, tensor in problem.weight.items()}
-        parts = (params, dict(problem.buffers), dict(problem.target), weight)
+        weight = {name: one_number(t) if self._even else t.contiguous() for name, t in problem.weight.items()}
+        with torch.no_grad():
+            aim = vmap(self._cost.aim)(dict(problem.target), weight)
+        parts = (params, dict(problem.buffers), aim, weight)
         # Weights of a live model would drag its autograd along.
         return *({name: tensor.detach() for name, tensor in part.items()} for part in parts), labels
 
@@ -393,6 +405,16 @@ class Matcher:
         own = replace(problem, before=())  # each supposed history has a matcher of its own
         worth = worth_compiling(own, evaluations(own, self.choices, self.chunk), self.chunk)
         return "compiled" if worth and compiler_found() else "stacked"
+
+
+def is_one_number(tensor: Tensor) -> bool:
+    """Whether each victim has one number, expanded over all entries."""
+    return all(stride == 0 or length == 1 for stride, length in zip(tensor.stride()[1:], tensor.shape[1:], strict=True))
+
+
+def one_number(tensor: Tensor) -> Tensor:
+    """That number of each victim, in as many dimensions."""
+    return tensor[(slice(None), *[slice(0, 1)] * (tensor.dim() - 1))].contiguous()
 
 
 def _like(problem: Problem) -> Tensor:

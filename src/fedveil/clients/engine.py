@@ -19,9 +19,9 @@ from torch.utils.hooks import RemovableHandle
 
 from fedveil.clients.compiling import compile_once, compiler_found
 from fedveil.clients.dropout import KeyedDropout, example_key, with_keyed_dropout
-from fedveil.clients.nested import map_nested, pad_clients, shapes_behind, zip_nested
+from fedveil.clients.nested import map_nested, pad_clients, shapes_behind, stack_one_by_one, zip_nested
 from fedveil.errors import FedveilError
-from fedveil.streams import Streams
+from fedveil.streams import TWISTER_WORDS, Streams, twister_state
 from fedveil.tasks.inputs import Inputs, as_arguments, leaf, map_inputs, with_leaf
 from fedveil.tree import Tree
 
@@ -74,6 +74,7 @@ class Engine:
         self.chunk = chunk or max(1, min(MOST_STACKED, CACHE_BYTES // max(size, 1)))
         self._functions: dict[tuple[Any, ...], Callable[..., Any]] = {}
         self._compiled_shapes: dict[tuple[str, bool], tuple[Any, ...]] = {}
+        self._lender: Row | None = None
         self._lent: Row | None = None
         self._draws = False  # whether the model was seen to draw from torch's own generator
 
@@ -255,7 +256,9 @@ class Engine:
         A model called with its own parameters costs nothing on top, where `functional_call` would cost as much as a
         small layer.
         """
-        self._lent = {name: self._own[name] for name in params}
+        if params is self._lender and self._lent is not None:
+            return self._lent
+        self._lender, self._lent = params, {name: self._own[name] for name in params}
         for own, tensor in zip(self._lent.values(), params.values(), strict=True):
             own.data = tensor
             if not own.requires_grad:
@@ -272,7 +275,7 @@ class Engine:
         for name in self._lent or ():
             self._own[name].data = self._own_values[name]
         self._put_buffers(self._own_buffers)
-        self._lent = None
+        self._lender = self._lent = None
 
     def _plain(self, kind: str, params: Row, buffers: Row, keys: Row, inputs: Inputs, targets: Tensor) -> Any:
         params = self._lend(params)
@@ -324,33 +327,39 @@ class Engine:
         return parts[0] if len(parts) == 1 else zip_nested(torch.cat, parts)
 
     def _looped(self, kind: str, arguments: tuple[Any, ...], streams: Streams) -> Any:
-        clients = [map_nested(itemgetter(k), arguments) for k in range(len(arguments[4]))]
+        params, *others = arguments
+        # Where all clients have one copy of the weights, it is lent to the model once.
+        common = {name: tensor[0] for name, tensor in params.items()} if Tree(params).shared else None
+        clients = [
+            (common or map_nested(itemgetter(k), params), *map_nested(itemgetter(k), others))
+            for k in range(len(arguments[4]))
+        ]
         try:
             with torch.enable_grad():
-                rows = self._one_by_one(kind, clients, streams)
+                return self._one_by_one(kind, clients, streams)
         finally:
             self._take_back()
-        return zip_nested(torch.stack, rows) if len(rows) > 1 else map_nested(lambda t: t.unsqueeze(0), rows[0])
 
-    def _one_by_one(self, kind: str, clients: list[Any], streams: Streams) -> list[Any]:
+    def _one_by_one(self, kind: str, clients: list[Any], streams: Streams) -> Any:
         if not self._draws:
             state = torch.get_rng_state()
             try:
-                rows = [self._plain(kind, *client) for client in clients]
+                found = stack_one_by_one((self._plain(kind, *client) for client in clients), len(clients))
             finally:
                 self._draws = not torch.equal(state, torch.get_rng_state())
                 if self._draws:
                     torch.set_rng_state(state)
             if not self._draws:
-                return rows
+                return found
+
         # What the model draws by itself (functional dropout) comes from the client's stream too. Filling a generator
         # costs as much as a small gradient: only a model that was seen to draw gets one.
-        rows = []
+        def drawing(k: int) -> Any:
+            torch.set_rng_state(_generator_state(streams.rows([k]).fold("torch")))
+            return self._plain(kind, *clients[k])
+
         with torch.random.fork_rng(devices=[]):
-            for k, client in enumerate(clients):
-                torch.set_rng_state(_generator_state(streams.rows([k]).fold("torch")))
-                rows.append(self._plain(kind, *client))
-        return rows
+            return stack_one_by_one(map(drawing, range(len(clients))), len(clients))
 
     def _chunk(self, kind: str, shared: bool, arguments: tuple[Any, ...]) -> Any:
         """One chunk of clients, through the compiled function where its shapes are those it was compiled for."""
@@ -386,8 +395,4 @@ def _gradients(loss: Tensor, params: Row) -> Row:
 
 def _generator_state(streams: Streams) -> Tensor:
     """A whole state for torch's generator from the client's stream: its seed alone would keep 32 bits."""
-    state = torch.Generator().manual_seed(0).get_state()
-    words = 624  # of the Mersenne twister, 32 bits each in 64-bit places behind a header of 24 bytes
-    fresh = streams.integers(2**32, words)[0]
-    state[24 : 24 + 8 * words] = fresh.to(torch.int64).view(torch.uint8)
-    return state
+    return twister_state(streams.integers(2**32, TWISTER_WORDS)[0].numpy())

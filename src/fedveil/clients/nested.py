@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -26,6 +26,33 @@ def zip_nested(function: Callable[[list[Tensor]], Tensor], trees: list[Any]) -> 
     if isinstance(first, Mapping):
         return {name: zip_nested(function, [tree[name] for tree in trees]) for name in first}
     return tuple(zip_nested(function, list(column)) for column in zip(*trees, strict=True))
+
+
+def stack_one_by_one(trees: Iterator[Any], count: int) -> Any:
+    """The tensors at equal places of so many trees, stacked.
+
+    Each is copied as it comes, so that the next one can have its memory.
+    """
+    first = next(trees)
+    if count == 1:
+        return map_nested(lambda tensor: tensor.unsqueeze(0), first)
+    stacked = map_nested(lambda tensor: tensor.new_empty(count, *tensor.shape), first)
+    _put(stacked, 0, first)
+    del first
+    for place in range(1, count):
+        _put(stacked, place, next(trees))  # not in a loop over the trees, which would hold on to one
+    return stacked
+
+
+def _put(stacked: Any, place: int, tree: Any) -> None:
+    if isinstance(tree, Tensor):
+        stacked[place] = tree
+    elif isinstance(tree, Mapping):
+        for name, value in tree.items():
+            _put(stacked[name], place, value)
+    else:
+        for into, value in zip(stacked, tree, strict=True):
+            _put(into, place, value)
 
 
 def pad_clients(tree: Any, count: int) -> Any:
