@@ -32,23 +32,28 @@ def main(names: list[str]) -> int:
     if unknown:
         print(f"no such benchmark: {', '.join(unknown)}; there are: {', '.join(PARTS)}", file=sys.stderr)
         return 2
-    stored = HERE / "results.json"
-    results = json.loads(stored.read_text()) if stored.exists() else {}
     for name in names or list(PARTS):
         print(f"== {name}", flush=True)
         tables = PARTS[name]()
         if not tables:
             continue
-        results[name] = {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "tables": [table.plain() for table in tables],
-        }
         for table in tables:
             print(table.markdown(), flush=True)
+        keep(name, tables)
+    return 0
+
+
+def keep(name: str, tables: list[Table]) -> None:
+    """Put a part's tables in the place of its old ones; the other parts stay as they are."""
+    stored = HERE / "results.json"
+    results = json.loads(stored.read_text()) if stored.exists() else {}
+    results[name] = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "tables": [table.plain() for table in tables],
+    }
     stored.write_text(json.dumps(results, indent=1) + "\n")
     (HERE / "RESULTS.md").write_text(page(results))
-    return 0
 
 
 def page(results: dict[str, dict[str, object]]) -> str:

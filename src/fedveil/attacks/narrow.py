@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from torch.nn.functional import fold, pad, unfold
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from fedveil.clients.compiling import compile_once
+from fedveil.clients.engine import CACHE_BYTES
 
 Pair = Sequence[int]
 
@@ -35,16 +37,19 @@ def compile_stacked(function: Callable[..., Any], arguments: tuple[Any, ...], mo
 
     Numbers and settings that the function reads are those of now.
     """
+    # Measured on one core: with channels last ResNet-18 takes half as long again, LeNet-5 a quarter less.
+    large = sum(p.numel() * p.element_size() for p in model.parameters()) > CACHE_BYTES
+    compiled = partial(compile_once, name="attack", keep_layout=large)
     if not any(isinstance(module, nn.Conv2d) for module in model.modules()):
-        return compile_once(function, "attack")  # nothing to replace: no need to trace
+        return compiled(function)  # nothing to replace: no need to trace
     try:
         module, nest = _traced(function, arguments)
     except Exception:  # whatever a foreign module raises; the compiler may take it nevertheless, or tells why not
-        return compile_once(function, "attack")
+        return compiled(function)
     if not replace_narrow(module):
-        return compile_once(function, "attack")
-    compiled = compile_once(module, "attack")
-    return lambda *arguments: nest(compiled(*tree_flatten(arguments)[0]))
+        return compiled(function)
+    flat = compiled(module)
+    return lambda *arguments: nest(flat(*tree_flatten(arguments)[0]))
 
 
 def _traced(function: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[GraphModule, Callable[[Any], Any]]:

@@ -13,12 +13,14 @@ import torch
 log = logging.getLogger("fedveil")
 
 
-def compile_once(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+def compile_once(function: Callable[..., Any], name: str, *, keep_layout: bool = False) -> Callable[..., Any]:
     """`torch.compile` of one function for one set of shapes, with a code object of its own.
 
     Dynamo counts recompilations per code object, and every `vmap` in a process shares one: after a few models it
     would silently stop compiling. A copy of the code object gives each function its own count, and `fullgraph`
     turns a fall-back into an error; that error is told once and the function runs uncompiled from then on.
+
+    keep_layout: do not put channels last, which is faster for small images and slower for large kernels.
     """
 
     def call(*arguments: Any) -> Any:
@@ -26,7 +28,8 @@ def compile_once(function: Callable[..., Any], name: str) -> Callable[..., Any]:
 
     code = call.__code__.replace(co_name=f"fedveil_{name.split()[0]}")
     own = types.FunctionType(code, call.__globals__, code.co_name, None, call.__closure__)
-    compiled = torch.compile(own, fullgraph=True, dynamic=False)
+    options: dict[str, Any] | None = {"layout_optimization": False} if keep_layout else None
+    compiled = torch.compile(own, fullgraph=True, dynamic=False, options=options)
     ready = failed = False
 
     def run(*arguments: Any) -> Any:
