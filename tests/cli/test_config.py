@@ -160,6 +160,7 @@ def test_all_problems_are_told_at_once_in_one_line(tmp_path: Path) -> None:
         ('[federation]\nlr = "fast"', "federation.lr must be a valid number"),
         ("[federation]\nlr_steps = [3]", "federation.lr_steps.0 must be a valid tuple"),
         ('device = "abacus"', "device 'abacus' cannot be used here"),
+        ('device = "meta"', "device 'meta' cannot be used here"),
         ('backend = "stackd"', "did you mean 'stacked'?"),
         ("seed = -1", "seed must be greater than or equal to 0"),
         ('[federation]\nupload = "delta"', "needs the protocol fedavg"),

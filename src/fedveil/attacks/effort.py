@@ -6,12 +6,10 @@ attack amplifies, depend on the backend. The same attack always runs the same wa
 
 from __future__ import annotations
 
-import torch
 from torch.func import functional_call
-from torch.utils.flop_counter import FlopCounterMode
 
 from fedveil.attacks.problem import Problem
-from fedveil.clients.choose import COMPILE_SECONDS, COMPILED_SAVES
+from fedveil.clients.choose import COMPILE_SECONDS, COMPILED_SAVES, counted_operations
 
 # Measured on one core with a small convolutional net: an evaluation of the objective, which differentiates the model
 # twice, costs about eight forward passes.
@@ -34,8 +32,6 @@ def forward_operations(problem: Problem) -> int:
     """Floating-point operations of one forward pass over one victim's batch, over all its local steps."""
     inputs = next(iter(problem.target.values())).new_zeros(problem.batch_size, *problem.shape)
     buffers = {name: buffer.clone() for name, buffer in problem.buffers.row(0).items()}  # batch norm moves them
-    counter = FlopCounterMode(display=False)
-    with torch.no_grad(), counter:
-        functional_call(problem.model, (problem.params.row(0), buffers), (inputs,))
+    operations = counted_operations(lambda: functional_call(problem.model, (problem.params.row(0), buffers), (inputs,)))
     steps = problem.local.steps if problem.local else 1 + max((b.steps for b in problem.before), default=0)
-    return int(counter.get_total_flops()) * steps
+    return operations * steps

@@ -112,7 +112,7 @@ class Config(BaseModel):
     @classmethod
     def _device(cls, value: str) -> str:
         try:
-            torch.empty(1, device=value)
+            torch.zeros(1, device=value).item()  # read back: some devices hold no numbers
         except (RuntimeError, AssertionError, NotImplementedError) as error:
             reason = str(error).strip().partition("\n")[0].partition(". ")[0].rstrip(".")
             raise ValueError(f"device '{value}' cannot be used here ({reason}): use cpu") from None

@@ -15,6 +15,7 @@ import math
 import os
 import platform
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,8 +65,7 @@ def make_engine(
 
     one_copy: whether the clients take their gradients at the same weights (FedSGD) or each at its own (FedAvg).
     """
-    engine = Engine(model, loss, backend="stacked", perturb=perturb)
-    engine.chunk = min(clients, engine.chunk)
+    engine = _engine_for(model, loss, clients, perturb)
     choice = _choose(engine, backend, sample, steps * -(-clients // engine.chunk), one_copy)
     log.info("backend %s: %s", choice.backend, choice.why)
     engine.backend = choice.backend
@@ -90,9 +90,14 @@ def choose_backend(
     >>> choose_backend(nn.Linear(4, 2), functional.cross_entropy, backend="loop", clients=3, sample=sample, steps=1)
     Choice(backend='loop', why='as asked')
     """
+    engine = _engine_for(model, loss, clients, perturb)
+    return _choose(engine, backend, sample, steps * -(-clients // engine.chunk), one_copy)
+
+
+def _engine_for(model: nn.Module, loss: Loss, clients: int, perturb: str | None) -> Engine:
     engine = Engine(model, loss, backend="stacked", perturb=perturb)
     engine.chunk = min(clients, engine.chunk)
-    return _choose(engine, backend, sample, steps * -(-clients // engine.chunk), one_copy)
+    return engine
 
 
 def _choose(engine: Engine, backend: Backend, sample: tuple[Inputs, Tensor], steps: int, one_copy: bool) -> Choice:
@@ -155,10 +160,17 @@ def _calibrated(engine: Engine, sample: tuple[Inputs, Tensor], one_copy: bool) -
 def predicted_seconds(model: nn.Module, sample: tuple[Inputs, Tensor], gradients: int) -> float:
     """What so many gradients take on one core, about, from their counted arithmetic: the same on a busy machine."""
     arguments, keywords = as_arguments(sample[0])
+    own = copy.deepcopy(model)  # batch norm would move its statistics
+    operations = counted_operations(lambda: own(*arguments, **keywords))
+    return gradients * (CALL_SECONDS + 3 * operations / OPERATIONS_PER_SECOND)
+
+
+def counted_operations(call: Callable[[], object]) -> int:
+    """The floating-point operations of a call; what it draws from torch's generator is drawn again later."""
     counter = FlopCounterMode(display=False)
     with torch.no_grad(), torch.random.fork_rng(devices=[]), counter:
-        copy.deepcopy(model)(*arguments, **keywords)  # batch norm would move its statistics
-    return gradients * (CALL_SECONDS + 3 * int(counter.get_total_flops()) / OPERATIONS_PER_SECOND)
+        call()
+    return int(counter.get_total_flops())
 
 
 def _one_step(engine: Engine, clients: int, sample: tuple[Inputs, Tensor], one_copy: bool = True) -> float:
