@@ -149,7 +149,7 @@ def test_a_file_may_hold_the_options_of_an_attack(fedveil: Fedveil, trained: Pat
     for content, words in (
         ('atack = "x"', "did you mean 'attack'"),
         ('seed = "many"', "--seed"),
-        ("seed = [", "not TOML"),
+        ("seed = [", "not valid TOML"),
     ):
         config.write_text(content)
         refused(fedveil(*given, "--out", "nothing"), words)

@@ -7,7 +7,6 @@ import os
 import shutil
 import sys
 import textwrap
-import tomllib
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
@@ -106,14 +105,9 @@ def _defaults_from(context: typer.Context, path: Path | None) -> Path | None:
     """Take what a TOML file says for what the command line does not; the keys are the options' names."""
     if path is None or context.resilient_parsing:
         return path
-    try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise FedveilError(f"cannot read {path}: {error.strerror}") from None
-    except ValueError as error:  # also text that is not UTF-8, and numbers of thousands of digits
-        raise FedveilError(f"{path} is not TOML: {one_line(str(error))}") from None
-    except RecursionError:
-        raise FedveilError(f"{path} is not TOML: it is nested too deeply") from None
+    from fedveil.cli.config import read_toml
+
+    content = read_toml(path)
     known = {parameter.opts[0].lstrip("-"): parameter.name for parameter in context.command.params}
     known.pop("config")
     for name in content:
