@@ -40,7 +40,7 @@ class Case:
 
 CASES = (
     Case("lenet", "lenet", 32, 100, 8, 1000, (0.2, 0.01, 1e-5)),
-    Case("resnet18:norm=group", "resnet18", 4, 40, 4, 100, (0.2,)),
+    Case("resnet18:norm=group", "resnet18", 4, 20, 4, 60, (0.2,)),
 )
 
 

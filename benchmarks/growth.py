@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from operator import itemgetter
 from pathlib import Path
 
 import torch
@@ -33,7 +34,7 @@ from fedveil.tasks.task import build_model
 from fedveil.tree import Tree
 
 ROOT = Path(__file__).parents[1]
-CLIENTS, OWN = (1_000, 3_000, 10_000), 8
+CLIENTS, OWN, TURNS = (1_000, 3_000, 10_000), 8, 3
 VICTIMS, STEPS = (1, 8, 32, 128, 512), 10
 SIZES = (28, 56, 112, 224)
 Measured = dict[str, float]  # seconds, bytes
@@ -47,10 +48,12 @@ def clients() -> Table:
     table = Table(
         f"Growth with clients: one round of all, mlp, {OWN} images each, one thread",
         ["protocol", "clients", "ms per client", "against 1,000", "memory of the round (MB)"],
-        "One step of every client, on the backend stacked. Promised: time per client within 1.2×, memory flat.",
+        f"One step of every client, on the backend stacked, the best of {TURNS} turns. Promised: time per client within "
+        "1.2×, memory flat.",
     )
     for protocol in ("fedavg", "fedsgd"):
-        found = {count: point("federation", protocol, count) for count in CLIENTS}
+        turns = [{count: point("federation", protocol, count) for count in CLIENTS} for _ in range(TURNS)]
+        found = {count: min((turn[count] for turn in turns), key=itemgetter("seconds")) for count in CLIENTS}
         for count, one in found.items():
             each = one["seconds"] / count
             ratio = each / (found[CLIENTS[0]]["seconds"] / CLIENTS[0])
