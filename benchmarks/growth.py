@@ -48,8 +48,8 @@ def clients() -> Table:
     table = Table(
         f"Growth with clients: one round of all, mlp, {OWN} images each, one thread",
         ["protocol", "clients", "ms per client", "against 1,000", "memory of the round (MB)"],
-        f"One step of every client, on the backend stacked, the best of {TURNS} turns. Promised: time per client within "
-        "1.2×, memory flat.",
+        f"One step of every client, on the backend stacked, the best of {TURNS} turns. Promised: time per client "
+        "within 1.2×, memory flat.",
     )
     for protocol in ("fedavg", "fedsgd"):
         turns = [{count: point("federation", protocol, count) for count in CLIENTS} for _ in range(TURNS)]
