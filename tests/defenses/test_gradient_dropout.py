@@ -304,3 +304,13 @@ def test_a_large_tensor_is_judged_as_a_small_one():
     decoy = torch.full((1, 1), 5e-3**2)
     whole, part = kept_posterior(values, 0.8, decoy), kept_posterior(values[:, :20_000], 0.8, decoy)
     torch.testing.assert_close(whole[:, :20_000], part, atol=0.05, rtol=0)
+
+
+@pytest.mark.parametrize("match_spread", [False, True])
+def test_silent_decoys_do_not_keep_the_sign_of_the_entry(match_spread):
+    """−0.0 is a zero to every comparison, but goes out as another number than 0.0."""
+    update = Tree({"w": torch.randn(2, 2_000, generator=torch.Generator().manual_seed(0))})
+    defense = GradientDropout(keep=0.5, sigma=0.0, match_spread=match_spread)
+    shared = protect(defense, update)["w"]
+    assert not (torch.signbit(shared) & (shared == 0)).any()
+    assert match_spread or (shared == 0).any()

@@ -110,3 +110,9 @@ def test_in_anyones_own_loop():
 
 def test_no_guarantee_is_claimed():
     assert not GradientMasking().guarantee(EXPOSURE).formal
+
+
+def test_masked_entries_do_not_keep_their_sign():
+    """−0.0 is a zero to every comparison, but goes out as another number than 0.0."""
+    shared = protect(GradientMasking(share=0.9), normal(entries=2_000))
+    assert not any((torch.signbit(tensor) & (tensor == 0)).any() for tensor in shared.values())

@@ -49,8 +49,9 @@ class GradientDropout(Defense):
         def drop(g: Tensor) -> Tensor:
             kept, decoys = batch.streams.chance_like(g, self.keep), batch.streams.normal_like(g)
             # As `torch.where` would choose, exactly and faster, but that NaN and infinity always become NaN: a decoy in
-            # their place would hide a broken gradient from the server.
-            return decoys.mul_(self._spread(g)).lerp_(g / self.keep, kept)
+            # their place would hide a broken gradient from the server. Adding 0 makes zeros positive: where decoys are
+            # zero, −0.0 would give the sign of the entry away.
+            return decoys.mul_(self._spread(g)).lerp_(g / self.keep, kept).add_(0.0)
 
         return update.map(drop) if self.match_spread else update.entrywise(drop)
 

@@ -35,8 +35,9 @@ class GradientMasking(Defense):
     def protect(self, update: Tree, batch: ClientBatch) -> Tree:
         """Each entry, or zero."""
 
-        # NaN and infinity become NaN, masked or not: a zero in their place would hide a broken gradient.
-        return update.entrywise(lambda g: g * (1 - batch.streams.chance_like(g, self.share)))
+        # NaN and infinity become NaN, masked or not: a zero in their place would hide a broken gradient. Adding 0 makes
+        # every zero a positive one: −0.0 would give the sign of a masked entry away.
+        return update.entrywise(lambda g: (g * (1 - batch.streams.chance_like(g, self.share))).add_(0.0))
 
     def knowledge(self, observed: Tree, facts: Facts) -> Knowledge:
         """Match on the observed support: entries that are exactly zero count nothing.
