@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 Sides = Mapping[str, Callable[[], object]]
 
 
-def best_times(sides: Sides, rounds: int = 5, least: float = 0.2, *, processor: bool = False) -> dict[str, float]:
+def best_times(sides: Sides, rounds: int = 5, least: float = 0.2) -> dict[str, float]:
     """Seconds of one call of each side: the best of some rounds in which the sides take turns."""
-    return {name: min(times) for name, times in turns(sides, rounds, least, processor=processor).items()}
+    return {name: min(times) for name, times in turns(sides, rounds, least).items()}
 
 
 def turns(sides: Sides, rounds: int, least: float, *, processor: bool = False) -> dict[str, list[float]]:

@@ -241,6 +241,11 @@ class RunningMean:
         }
 
 
+def size_in_bytes(tensors: Iterable[Tensor]) -> int:
+    """What these tensors weigh, in memory or as an uncompressed message."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
 def per_client(values: Tensor, like: Tensor) -> Tensor:
     """One value per client, shaped to multiply a tensor whose first axis is the client."""
     return values.reshape(-1, *[1] * (like.dim() - 1))

@@ -34,7 +34,7 @@ from fedveil.clients.dropout import KeyedDropout
 from fedveil.clients.engine import BACKENDS, Backend, Engine
 from fedveil.defenses.base import StepsBefore
 from fedveil.errors import FedveilError, unknown_name
-from fedveil.tree import Tree, per_client
+from fedveil.tree import Tree, per_client, size_in_bytes
 
 log = logging.getLogger("fedveil")
 
@@ -105,7 +105,7 @@ def evaluations(problem: Problem, choices: Matching, chunk: int | None = None) -
 
 def most_victims(problem: Problem) -> int:
     """How many victims to stack at a time."""
-    size = sum(tensor[0].numel() * tensor.element_size() for tensor in problem.target.values())
+    size = size_in_bytes(problem.target.row(0).values())
     return max(1, min(MOST_VICTIMS, MOST_BYTES // max(size, 1)))
 
 

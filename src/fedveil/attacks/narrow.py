@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from fedveil.clients.compiling import compile_once
 from fedveil.clients.engine import CACHE_BYTES
+from fedveil.tree import size_in_bytes
 
 Pair = Sequence[int]
 
@@ -38,7 +39,7 @@ def compile_stacked(function: Callable[..., Any], arguments: tuple[Any, ...], mo
     Numbers and settings that the function reads are those of now.
     """
     # Measured on one core: with channels last ResNet-18 takes half as long again, LeNet-5 a quarter less.
-    large = sum(p.numel() * p.element_size() for p in model.parameters()) > CACHE_BYTES
+    large = size_in_bytes(model.parameters()) > CACHE_BYTES
     compiled = partial(compile_once, name="attack", keep_layout=large)
     if not any(isinstance(module, nn.Conv2d) for module in model.modules()):
         return compiled(function)  # nothing to replace: no need to trace

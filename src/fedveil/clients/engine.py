@@ -23,7 +23,7 @@ from fedveil.clients.nested import map_nested, pad_clients, shapes_behind, stack
 from fedveil.errors import FedveilError
 from fedveil.streams import TWISTER_WORDS, Streams, twister_state
 from fedveil.tasks.inputs import Inputs, as_arguments, leaf, map_inputs, with_leaf
-from fedveil.tree import Tree
+from fedveil.tree import Tree, size_in_bytes
 
 Backend = Literal["auto", "loop", "stacked", "compiled"]
 Chosen = Literal["loop", "stacked", "compiled"]  # what "auto" comes to
@@ -70,7 +70,7 @@ class Engine:
         self.loss_function = loss
         self.backend: Chosen = backend
         self.perturb = perturb
-        size = sum(p.numel() * p.element_size() for p in self.model.parameters())
+        size = size_in_bytes(self.model.parameters())
         self.chunk = chunk or max(1, min(MOST_STACKED, CACHE_BYTES // max(size, 1)))
         self._functions: dict[tuple[Any, ...], Callable[..., Any]] = {}
         self._compiled_shapes: dict[tuple[str, bool], tuple[Any, ...]] = {}
@@ -317,7 +317,7 @@ class Engine:
             keys = {name: targets.new_zeros(len(targets), dtype=torch.int64) for name in self.key_names}
         arguments = (dict(params), dict(buffers), keys, inputs, targets)
         if self.backend == "loop":
-            return self._looped(kind, arguments, streams)
+            return self._looped(kind, arguments, params.shared, streams)
         # A single client's weights are one copy too; only where a graph for several copies exists is that one used.
         shared = params.shared or (len(targets) == 1 and (kind, False) not in self._compiled_shapes)
         parts = []
@@ -326,10 +326,10 @@ class Engine:
             parts.append(self._chunk(kind, shared, part))
         return parts[0] if len(parts) == 1 else zip_nested(torch.cat, parts)
 
-    def _looped(self, kind: str, arguments: tuple[Any, ...], streams: Streams) -> Any:
+    def _looped(self, kind: str, arguments: tuple[Any, ...], shared: bool, streams: Streams) -> Any:
         params, *others = arguments
         # Where all clients have one copy of the weights, it is lent to the model once.
-        common = {name: tensor[0] for name, tensor in params.items()} if Tree(params).shared else None
+        common = {name: tensor[0] for name, tensor in params.items()} if shared else None
         clients = [
             (common or map_nested(itemgetter(k), params), *map_nested(itemgetter(k), others))
             for k in range(len(arguments[4]))

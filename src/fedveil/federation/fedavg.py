@@ -8,7 +8,7 @@ from fedveil.federation.crew import trained_chunks
 from fedveil.federation.local import Chunk, Local
 from fedveil.federation.schedule import windows
 from fedveil.federation.server import Collector, Server
-from fedveil.federation.steps import Outcome, Plan, own_row, size_in_bytes
+from fedveil.federation.steps import Outcome, Plan, own_row
 
 
 def fedavg_round(plan: Plan, server: Server, number: int, clients: list[int]) -> Outcome:
@@ -45,9 +45,7 @@ def fedavg_round(plan: Plan, server: Server, number: int, clients: list[int]) ->
             for row, client in enumerate(local.clients)
             if client in recorded and local.traces[client].targets
         ]
-    travel = size_in_bytes(server.buffers)
-    outcome.bytes_up = len(clients) * (size_in_bytes(server.params) + travel * (task.buffers == "shared"))
-    outcome.bytes_down = len(clients) * (size_in_bytes(server.params) + travel * (task.buffers != "local"))
+    outcome.note_traffic(len(clients), server.params, server.buffers, task.buffers)
     mean = collector.mean(number)
     if settings.upload == "delta":
         mean = {name: weight + mean[name] for name, weight in server.params.items()}

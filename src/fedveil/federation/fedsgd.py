@@ -11,7 +11,7 @@ from fedveil.federation.capture import Capture, Captured, Truth
 from fedveil.federation.schedule import batches, epoch_orders, windows
 from fedveil.federation.server import Collector, Server
 from fedveil.federation.sgd import sgd_step
-from fedveil.federation.steps import Outcome, Plan, Step, equal_groups, group_step, in_order, own_row, size_in_bytes
+from fedveil.federation.steps import Outcome, Plan, Step, equal_groups, group_step, in_order, own_row
 from fedveil.tasks.inputs import take
 from fedveil.tree import Tree
 
@@ -77,9 +77,7 @@ def _exchange(
         moved = in_order(positions, [done.shared.buffers for done in steps])
         collector.add(window, update, moved, trusted=chain.aggregates)
     outcome.captured.sort(key=lambda captured: captured.capture.client)
-    travel = size_in_bytes(server.buffers)
-    outcome.bytes_up += len(places) * (size_in_bytes(server.params) + travel * (plan.task.buffers == "shared"))
-    outcome.bytes_down += len(places) * (size_in_bytes(server.params) + travel * (plan.task.buffers != "local"))
+    outcome.note_traffic(len(places), server.params, server.buffers, plan.task.buffers)
     server.params, server.velocity = sgd_step(
         server.params,
         collector.mean(number),

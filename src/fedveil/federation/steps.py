@@ -20,8 +20,8 @@ from fedveil.federation.settings import Federation
 from fedveil.streams import Streams
 from fedveil.tasks.examples import Examples
 from fedveil.tasks.inputs import Inputs, leaves, map_inputs
-from fedveil.tasks.task import Task
-from fedveil.tree import Tree
+from fedveil.tasks.task import Buffers, Task
+from fedveil.tree import Tree, size_in_bytes
 from fedveil.workers import Workers
 
 OWN_VALIDATION = 64  # at most so many validation examples of its own has a client, for defenses that need some
@@ -159,6 +159,12 @@ class Outcome:
     examples: int = 0
     captured: list[Captured] = field(default_factory=list)
 
+    def note_traffic(self, exchanges: int, params: Row, buffers: Row, policy: Buffers) -> None:
+        """Add what so many exchanges of the model weigh; the policy says how its buffers travel (see `Task`)."""
+        weights, others = size_in_bytes(params.values()), size_in_bytes(buffers.values())
+        self.bytes_up += exchanges * (weights + others * (policy == "shared"))
+        self.bytes_down += exchanges * (weights + others * (policy != "local"))
+
     def note_loss(self, step: Step) -> None:
         """Add a step's losses, each counted by its examples."""
         size = step.targets.shape[1]
@@ -251,8 +257,3 @@ def join(parts: Sequence[Inputs], how: Callable[[list[Tensor]], Tensor]) -> Inpu
     """Several inputs made one, part by part, with `torch.cat` or `torch.stack`."""
     named = {name: how([leaves(part)[name] for part in parts]) for name in leaves(parts[0])}
     return named[None] if None in named else {str(name): tensor for name, tensor in named.items()}
-
-
-def size_in_bytes(row: Row) -> int:
-    """What a message of these tensors weighs, uncompressed."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in row.values())
