@@ -1,10 +1,8 @@
-"""Stacking as rows come: what `torch.stack` gives, and one row's memory at a time."""
-
-import weakref
+"""Taking clients apart and putting them together."""
 
 import torch
 
-from fedveil.clients.nested import stack_one_by_one, zip_nested
+from fedveil.clients.nested import stack, unstack
 
 
 def rows(count):
@@ -13,30 +11,19 @@ def rows(count):
     ]
 
 
-def test_rows_are_stacked():
+def test_rows_are_stacked_and_taken_apart():
     for count in (1, 2, 5):
-        found, expected = stack_one_by_one(iter(rows(count)), count), zip_nested(torch.stack, rows(count))
-        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+        stacked = stack(iter(rows(count)))
+        expected = (
+            {"w": torch.arange(float(count))[:, None, None].expand(count, 2, 3), "b": torch.arange(count)},
+            0.5 * torch.arange(count),
+            {},
+        )
+        torch.testing.assert_close(stacked, expected, rtol=0, atol=0)
+        torch.testing.assert_close(unstack(stacked, count), rows(count), rtol=0, atol=0)
 
 
-def test_a_row_is_gone_before_the_next_is_made():
-    before: list[weakref.ref[torch.Tensor]] = []
-
-    class Rows:
-        """An iterator that keeps nothing, as `map` does."""
-
-        def __init__(self):
-            self.k = 0
-
-        def __iter__(self):
-            return self
-
-        def __next__(self):
-            assert all(ref() is None for ref in before)
-            row = torch.full((3,), float(self.k))
-            before.append(weakref.ref(row))
-            self.k += 1
-            return {"w": row}
-
-    stacked = stack_one_by_one(Rows(), 4)
-    assert stacked["w"][:, 0].tolist() == [0.0, 1.0, 2.0, 3.0]
+def test_clients_are_taken_apart_without_copies():
+    stacked = {"w": torch.zeros(3, 2)}
+    unstack(stacked, 3)[1]["w"].fill_(1)
+    assert stacked["w"].tolist() == [[0, 0], [1, 1], [0, 0]]

@@ -9,7 +9,6 @@ that would change the answer.
 from __future__ import annotations
 
 from collections.abc import Callable
-from operator import itemgetter
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -19,7 +18,8 @@ from torch.utils.hooks import RemovableHandle
 
 from fedveil.clients.compiling import compile_once, compiler_found
 from fedveil.clients.dropout import KeyedDropout, example_key, with_keyed_dropout
-from fedveil.clients.nested import map_nested, pad_clients, shapes_behind, stack_one_by_one, zip_nested
+from fedveil.clients.memory import keep_freed_memory
+from fedveil.clients.nested import map_nested, pad_clients, shapes_behind, stack, unstack, zip_nested
 from fedveil.errors import FedveilError
 from fedveil.streams import TWISTER_WORDS, Streams, twister_state
 from fedveil.tasks.inputs import Inputs, as_arguments, leaf, map_inputs, with_leaf
@@ -63,6 +63,7 @@ class Engine:
     ) -> None:
         if backend == "auto" or backend not in BACKENDS:
             raise FedveilError(f"an engine runs on loop, stacked or compiled, not on '{backend}'")
+        keep_freed_memory()
         self.model, self.key_names = with_keyed_dropout(model)
         self._own = dict(self.model.named_parameters())
         self._own_values = {name: parameter.data for name, parameter in self._own.items()}
@@ -328,12 +329,10 @@ class Engine:
 
     def _looped(self, kind: str, arguments: tuple[Any, ...], shared: bool, streams: Streams) -> Any:
         params, *others = arguments
+        count = len(arguments[4])
         # Where all clients have one copy of the weights, it is lent to the model once.
-        common = {name: tensor[0] for name, tensor in params.items()} if shared else None
-        clients = [
-            (common or map_nested(itemgetter(k), params), *map_nested(itemgetter(k), others))
-            for k in range(len(arguments[4]))
-        ]
+        weights = [{name: t[0] for name, t in params.items()}] * count if shared else unstack(params, count)
+        clients = [(own, *rest) for own, rest in zip(weights, unstack(others, count), strict=True)]
         try:
             with torch.enable_grad():
                 return self._one_by_one(kind, clients, streams)
@@ -344,9 +343,9 @@ class Engine:
         if not self._draws:
             state = torch.get_rng_state()
             try:
-                found = stack_one_by_one((self._plain(kind, *client) for client in clients), len(clients))
+                found = stack(self._plain(kind, *client) for client in clients)
             finally:
-                self._draws = not torch.equal(state, torch.get_rng_state())
+                self._draws = state.numpy().tobytes() != torch.get_rng_state().numpy().tobytes()
                 if self._draws:
                     torch.set_rng_state(state)
             if not self._draws:
@@ -359,7 +358,7 @@ class Engine:
             return self._plain(kind, *clients[k])
 
         with torch.random.fork_rng(devices=[]):
-            return stack_one_by_one(map(drawing, range(len(clients))), len(clients))
+            return stack(map(drawing, range(len(clients))))
 
     def _chunk(self, kind: str, shared: bool, arguments: tuple[Any, ...]) -> Any:
         """One chunk of clients, through the compiled function where its shapes are those it was compiled for."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ def map_nested(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
 
 
 def zip_nested(function: Callable[[list[Tensor]], Tensor], trees: list[Any]) -> Any:
-    """The function applied to the tensors at equal places of several trees: `torch.stack` or `torch.cat`."""
+    """The function applied to the tensors at equal places of several trees."""
     first = trees[0]
     if isinstance(first, Tensor):
         return function(trees)
@@ -28,31 +28,22 @@ def zip_nested(function: Callable[[list[Tensor]], Tensor], trees: list[Any]) -> 
     return tuple(zip_nested(function, list(column)) for column in zip(*trees, strict=True))
 
 
-def stack_one_by_one(trees: Iterator[Any], count: int) -> Any:
-    """The tensors at equal places of so many trees, stacked.
-
-    Each is copied as it comes, so that the next one can have its memory.
-    """
-    first = next(trees)
-    if count == 1:
-        return map_nested(lambda tensor: tensor.unsqueeze(0), first)
-    stacked = map_nested(lambda tensor: tensor.new_empty(count, *tensor.shape), first)
-    _put(stacked, 0, first)
-    del first
-    for place in range(1, count):
-        _put(stacked, place, next(trees))  # not in a loop over the trees, which would hold on to one
-    return stacked
-
-
-def _put(stacked: Any, place: int, tree: Any) -> None:
+def unstack(tree: Any, count: int) -> list[Any]:
+    """The trees of so many clients, without the client axis; not copied."""
     if isinstance(tree, Tensor):
-        stacked[place] = tree
-    elif isinstance(tree, Mapping):
-        for name, value in tree.items():
-            _put(stacked[name], place, value)
-    else:
-        for into, value in zip(stacked, tree, strict=True):
-            _put(into, place, value)
+        return list(tree.unbind())
+    if isinstance(tree, Mapping):
+        columns = [unstack(value, count) for value in tree.values()]
+        return [dict(zip(tree, row, strict=True)) for row in zip(*columns, strict=True)] or [{}] * count
+    return list(zip(*[unstack(value, count) for value in tree], strict=True))
+
+
+def stack(trees: Iterable[Any]) -> Any:
+    """One tree of the trees of some clients."""
+    listed = list(trees)
+    if len(listed) == 1:  # not worth a copy
+        return map_nested(lambda tensor: tensor.unsqueeze(0), listed[0])
+    return zip_nested(torch.stack, listed)
 
 
 def pad_clients(tree: Any, count: int) -> Any:
