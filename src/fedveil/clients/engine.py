@@ -9,6 +9,7 @@ that would change the answer.
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import itemgetter
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -19,7 +20,7 @@ from torch.utils.hooks import RemovableHandle
 from fedveil.clients.compiling import compile_once, compiler_found
 from fedveil.clients.dropout import KeyedDropout, example_key, with_keyed_dropout
 from fedveil.clients.memory import keep_freed_memory
-from fedveil.clients.nested import map_nested, pad_clients, shapes_behind, stack, unstack, zip_nested
+from fedveil.clients.nested import map_nested, pad_clients, shapes_behind, stack, zip_nested
 from fedveil.errors import FedveilError
 from fedveil.streams import TWISTER_WORDS, Streams, twister_state
 from fedveil.tasks.inputs import Inputs, as_arguments, leaf, map_inputs, with_leaf
@@ -316,7 +317,8 @@ class Engine:
             keys = {name: streams.fold(name).key64().to(targets.device) for name in self.key_names}
         elif self.key_names:
             keys = {name: targets.new_zeros(len(targets), dtype=torch.int64) for name in self.key_names}
-        arguments = (dict(params), dict(buffers), keys, inputs, targets)
+        given = inputs if isinstance(inputs, Tensor) else dict(inputs)  # a tokenizer's mapping is no dict
+        arguments = (dict(params), dict(buffers), keys, given, targets)
         if self.backend == "loop":
             return self._looped(kind, arguments, params.shared, streams)
         # A single client's weights are one copy too; only where a graph for several copies exists is that one used.
@@ -329,10 +331,12 @@ class Engine:
 
     def _looped(self, kind: str, arguments: tuple[Any, ...], shared: bool, streams: Streams) -> Any:
         params, *others = arguments
-        count = len(arguments[4])
         # Where all clients have one copy of the weights, it is lent to the model once.
-        weights = [{name: t[0] for name, t in params.items()}] * count if shared else unstack(params, count)
-        clients = [(own, *rest) for own, rest in zip(weights, unstack(others, count), strict=True)]
+        common = {name: tensor[0] for name, tensor in params.items()} if shared else None
+        clients = [
+            (common or map_nested(itemgetter(k), params), *map_nested(itemgetter(k), tuple(others)))
+            for k in range(len(arguments[4]))
+        ]
         try:
             with torch.enable_grad():
                 return self._one_by_one(kind, clients, streams)

@@ -1,8 +1,9 @@
-"""Tensors in nested dicts and tuples, all with the client as their first axis."""
+"""Tensors in nested dicts and tuples (no other mappings and sequences), all with the client as their first axis."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
+from operator import methodcaller
 from typing import Any
 
 import torch
@@ -11,38 +12,28 @@ from torch import Tensor
 
 def map_nested(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
     """The function applied to every tensor."""
-    if isinstance(tree, Tensor):
-        return function(tree)
-    if isinstance(tree, Mapping):
+    if isinstance(tree, dict):
         return {name: map_nested(function, value) for name, value in tree.items()}
-    return tuple(map_nested(function, value) for value in tree)
+    if isinstance(tree, tuple):
+        return tuple([map_nested(function, value) for value in tree])
+    return function(tree)
 
 
 def zip_nested(function: Callable[[list[Tensor]], Tensor], trees: list[Any]) -> Any:
     """The function applied to the tensors at equal places of several trees."""
     first = trees[0]
-    if isinstance(first, Tensor):
-        return function(trees)
-    if isinstance(first, Mapping):
+    if isinstance(first, dict):
         return {name: zip_nested(function, [tree[name] for tree in trees]) for name in first}
-    return tuple(zip_nested(function, list(column)) for column in zip(*trees, strict=True))
-
-
-def unstack(tree: Any, count: int) -> list[Any]:
-    """The trees of so many clients, without the client axis; not copied."""
-    if isinstance(tree, Tensor):
-        return list(tree.unbind())
-    if isinstance(tree, Mapping):
-        columns = [unstack(value, count) for value in tree.values()]
-        return [dict(zip(tree, row, strict=True)) for row in zip(*columns, strict=True)] or [{}] * count
-    return list(zip(*[unstack(value, count) for value in tree], strict=True))
+    if isinstance(first, tuple):
+        return tuple([zip_nested(function, list(column)) for column in zip(*trees, strict=True)])
+    return function(trees)
 
 
 def stack(trees: Iterable[Any]) -> Any:
     """One tree of the trees of some clients."""
     listed = list(trees)
     if len(listed) == 1:  # not worth a copy
-        return map_nested(lambda tensor: tensor.unsqueeze(0), listed[0])
+        return map_nested(methodcaller("unsqueeze", 0), listed[0])
     return zip_nested(torch.stack, listed)
 
 
@@ -60,8 +51,8 @@ def pad_clients(tree: Any, count: int) -> Any:
 
 def shapes_behind(tree: Any) -> tuple[Any, ...]:
     """The shapes behind the client axis: what a compiled function is specialized to."""
-    if isinstance(tree, Tensor):
-        return tuple(tree.shape[1:])
-    if isinstance(tree, Mapping):
+    if isinstance(tree, dict):
         return tuple((name, shapes_behind(value)) for name, value in sorted(tree.items()))
-    return tuple(shapes_behind(value) for value in tree)
+    if isinstance(tree, tuple):
+        return tuple(shapes_behind(value) for value in tree)
+    return tuple(tree.shape[1:])
