@@ -17,7 +17,8 @@ HERE = Path(__file__).parent
 PARTS: dict[str, Callable[[], list[Table]]] = {
     "gradients": gradients.measure,
     "attack": attack.measure,
-    "breaching": beside_breaching.measure,
+    "breaching": beside_breaching.lenet,
+    "breaching-resnet18": beside_breaching.resnet18,
     "fedavg": fedavg.measure,
     "growth": growth.measure,
     "profiles": profiles.measure,

@@ -10,8 +10,9 @@ from torch.nn import functional
 
 from benchmarks.tables import Table
 from fedveil.attacks.inverting_gradients import InvertingGradients
-from fedveil.attacks.matching import Matcher, quiet
+from fedveil.attacks.matching import Matcher
 from fedveil.attacks.problem import Problem
+from fedveil.attacks.quiet import quiet
 from fedveil.attacks.tracking import Counter
 from fedveil.clients.engine import Backend, Engine
 from fedveil.registry import models

@@ -38,13 +38,16 @@ class Case:
     total_variations: tuple[float, ...]  # on both sides: breaching's own, and fedveil's
 
 
-CASES = (
-    Case("lenet", "lenet", 32, 100, 8, 1000, (0.2, 0.01, 1e-5)),
-    Case("resnet18:norm=group", "resnet18", 4, 20, 4, 60, (0.2,)),
-)
+def lenet() -> list[Table]:
+    return measure(Case("lenet", "lenet", 32, 100, 8, 1000, (0.2, 0.01, 1e-5)))
 
 
-def measure() -> list[Table]:
+def resnet18() -> list[Table]:
+    return measure(Case("resnet18:norm=group", "resnet18", 4, 20, 4, 60, (0.2,)))
+
+
+def measure(case: Case) -> list[Table]:
+    """Both sides' speed on a model, and what they recover."""
     try:
         datasets.build("cifar10").load()
         python_of("breaching")
@@ -52,29 +55,27 @@ def measure() -> list[Table]:
         print(f"beside_breaching is left out: {error}")
         return []
     speed = Table(
-        "Inverting Gradients beside breaching 0.1.2, CIFAR-10",
-        ["model", "victims × steps", "threads", "breaching (ms per victim and step)", "plain loop", "fedveil", "cold"],
+        f"Inverting Gradients beside breaching 0.1.2, CIFAR-10, {case.model}",
+        ["victims × steps", "threads", "breaching (ms per victim and step)", "plain loop", "fedveil", "cold"],
         "As multiples of breaching's speed in the same row (higher is faster), warm, the sides in turns. With all "
         "threads each side is as it comes: breaching with torch's own number of threads, one victim after another; "
         "fedveil with a process for every core. Cold: fedveil's first run, with an empty compile cache.",
     )
     quality = Table(
-        "What both recover with the same settings from the same starts",
-        ["model", "victims", "steps", "total variation", "PSNR of breaching (dB)", "of fedveil", "fedveil − breaching"],
+        f"What both recover with the same settings from the same starts, {case.model}",
+        ["victims", "steps", "total variation", "PSNR of breaching (dB)", "of fedveil", "fedveil − breaching"],
         "Mean over the victims by fedveil's metric, and the difference with the standard error of its mean. Known "
         "labels, signed Adam at 0.1 with decay, box, one try.",
     )
-    for case in CASES:
-        with contextlib.ExitStack() as stack:
-            victims = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "victims.npz"
-            write_victims(victims, case.model, case.peer_model, max(case.victims, case.quality_victims))
-            for threads in (1, None):
-                peer = stack.enter_context(breaching_side(victims, threads=threads))
-                processes = threads or os.cpu_count() or 1
-                ours = stack.enter_context(our_workers(processes, victims))
-                add_speed(speed, case, victims, peer, ours)
-            for total_variation in case.total_variations:
-                add_quality(quality, case, victims, total_variation, peer, ours)
+    with contextlib.ExitStack() as stack:
+        victims = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "victims.npz"
+        write_victims(victims, case.model, case.peer_model, max(case.victims, case.quality_victims))
+        for threads in (1, None):
+            peer = stack.enter_context(breaching_side(victims, threads=threads))
+            ours = stack.enter_context(our_workers(threads or os.cpu_count() or 1, victims))
+            add_speed(speed, case, victims, peer, ours)
+        for total_variation in case.total_variations:
+            add_quality(quality, case, victims, total_variation, peer, ours)
     return [speed, quality]
 
 
@@ -92,7 +93,6 @@ def add_speed(table: Table, case: Case, path: Path, peer: Breaching, ours: Worke
     took = in_turns(sides, case.steps)
     print(f"{case.model}: {took} cold {cold:.1f}", flush=True)
     table.add(
-        case.model,
         f"{case.victims} × {case.steps}",
         "1" if peer.threads == 1 else f"all ({peer.threads})",
         1000 * took["breaching"] / (case.victims * case.steps),
@@ -114,7 +114,6 @@ def add_quality(table: Table, case: Case, path: Path, total_variation: float, pe
     )
     gain = own - theirs
     table.add(
-        case.model,
         case.quality_victims,
         case.quality_steps,
         f"{total_variation:g}",

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import statistics
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from itertools import product
 from operator import truediv
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +25,11 @@ from fedveil.streams import Streams
 from fedveil.tree import Tree
 
 SETTINGS = [("mlp", 10, 10), ("mlp", 50, 8), ("lenet5", 10, 10), ("lenet", 32, 1), ("lenet", 4, 8)]
-CLIENTS, SIZES = (1, 2, 4, 10, 50), (1, 8, 64)
+MODELS, CLIENTS, SIZES, PROCESSES = ("mlp", "lenet5", "lenet"), (1, 2, 4, 10, 50), (1, 8, 64), 3
+HOW = (
+    f"the median of many short turns in processor time and of {PROCESSES} processes: where memory comes to lie decides "
+    "some percent for as long as a process lives."
+)
 
 
 def plain_loop(model: nn.Module, inputs: Tensor, targets: Tensor) -> list[list[Tensor]]:
@@ -32,45 +42,61 @@ def plain_loop(model: nn.Module, inputs: Tensor, targets: Tensor) -> list[list[T
 
 
 def measure() -> list[Table]:
-    torch.set_num_threads(1)
-    return [each_backend(), chosen_backend()]
-
-
-def each_backend() -> Table:
-    table = Table(
+    backends = Table(
         "Client gradients, one thread, warm",
         ["model", "clients × batch", "plain loop (ms)", *BACKENDS[1:]],
-        "The three backends as multiples of the plain loop's speed (higher is faster), the median of many short turns "
-        "in processor time. FedSGD: one set of weights.",
+        f"The three backends as multiples of the plain loop's speed (higher is faster), {HOW} FedSGD: one set of "
+        "weights.",
     )
-    for name, clients, size in SETTINGS:
-        case = Case(name, clients, size)
-        sides = {"plain": case.plain}
-        for backend in BACKENDS[1:]:
-            sides[backend] = case.ours(Engine(case.model, functional.cross_entropy, backend=backend))
-        times = turns(sides, 40, 0.02, processor=True)
-        ratios = [f"{typical(truediv, times['plain'], times[backend]):.2f}×" for backend in BACKENDS[1:]]
-        table.add(name, f"{clients} × {size}", 1000 * statistics.median(times["plain"]), *ratios)
-    return table
-
-
-def chosen_backend() -> Table:
-    table = Table(
+    chosen = Table(
         "The backend that is chosen for short work, over a grid of clients and batch sizes, one thread",
         ["model", "clients", *(f"batch {size}" for size in SIZES)],
-        "As multiples of the plain loop's speed (higher is faster); never compiled.",
+        f"As multiples of the plain loop's speed (higher is faster), {HOW} Never compiled.",
     )
-    for name in ("mlp", "lenet5", "lenet"):
-        for clients in CLIENTS:
-            cells = []
-            for size in SIZES:
-                case = Case(name, clients, size)
-                sample = case.inputs[0], case.targets[0]
-                engine = make_engine(case.model, functional.cross_entropy, clients=clients, sample=sample, steps=1)
-                times = turns({"plain": case.plain, "ours": case.ours(engine)}, 40, 0.01, processor=True)
-                cells.append(f"{typical(truediv, times['plain'], times['ours']):.2f}× ({engine.backend})")
-            table.add(name, clients, *cells)
-    return table
+    found = [in_a_process() for _ in range(PROCESSES)]
+    for row, (name, clients, size) in enumerate(SETTINGS):
+        plain, *ratios = (
+            statistics.median(column) for column in zip(*(one["backends"][row] for one in found), strict=True)
+        )
+        backends.add(name, f"{clients} × {size}", 1000 * plain, *(f"{ratio:.2f}×" for ratio in ratios))
+    for row, (name, clients) in enumerate(product(MODELS, CLIENTS)):
+        chosen.add(name, clients, *map(middle, zip(*(one["grid"][row] for one in found), strict=True)))
+    return [backends, chosen]
+
+
+def middle(found: Iterable[tuple[float, str]]) -> str:
+    """The median of some processes, and the backends that they chose."""
+    speeds, backends = zip(*found, strict=True)
+    return f"{statistics.median(speeds):.2f}× ({' or '.join(sorted(set(backends)))})"
+
+
+def in_a_process() -> dict[str, Any]:
+    """What a process of its own measures: see the end of this file."""
+    command = [sys.executable, "-m", "benchmarks.gradients"]
+    done = subprocess.run(command, cwd=Path(__file__).parents[1], check=True, stdout=subprocess.PIPE, text=True)
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    print("  ", found, flush=True)
+    return found
+
+
+def each_backend(name: str, clients: int, size: int) -> list[float]:
+    """Seconds of the plain loop, and each backend as a multiple of its speed."""
+    case = Case(name, clients, size)
+    sides = {"plain": case.plain}
+    for backend in BACKENDS[1:]:
+        sides[backend] = case.ours(Engine(case.model, functional.cross_entropy, backend=backend))
+    times = turns(sides, 40, 0.02, processor=True)
+    ratios = [typical(truediv, times["plain"], times[backend]) for backend in BACKENDS[1:]]
+    return [statistics.median(times["plain"]), *ratios]
+
+
+def chosen_backend(name: str, clients: int, size: int) -> tuple[float, str]:
+    """The chosen backend's speed as a multiple of the plain loop's, and its name."""
+    case = Case(name, clients, size)
+    sample = case.inputs[0], case.targets[0]
+    engine = make_engine(case.model, functional.cross_entropy, clients=clients, sample=sample, steps=1)
+    times = turns({"plain": case.plain, "ours": case.ours(engine)}, 40, 0.01, processor=True)
+    return typical(truediv, times["plain"], times["ours"]), engine.backend
 
 
 class Case:
@@ -97,3 +123,9 @@ class Case:
             return [engine.gradient(*chunk).update for chunk in chunks]
 
         return run
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    grid = [[chosen_backend(*row, size) for size in SIZES] for row in product(MODELS, CLIENTS)]
+    print(json.dumps({"grid": grid, "backends": [each_backend(*setting) for setting in SETTINGS]}))

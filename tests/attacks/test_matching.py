@@ -8,8 +8,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedveil.attacks import matching, tracking
-from fedveil.attacks.matching import Matching, match, quiet
+from fedveil.attacks.matching import Matching, match
 from fedveil.attacks.problem import Reconstruction
+from fedveil.attacks.quiet import quiet
 from fedveil.errors import FedveilError
 from fedveil.tree import Tree
 
@@ -423,6 +424,33 @@ def test_the_attackers_model_has_no_dropout_and_the_given_one_is_left_as_it_is(n
     assert_same(first, second)
     assert torch.equal(generator, torch.get_rng_state())
     assert all(module.training for module in model.modules())
+
+
+class Functional(nn.Module):
+    """Dropout in the model's own code, which no look at its layers finds."""
+
+    def __init__(self, chance):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.head, self.chance = nn.Linear(4, 8), nn.Linear(8, 3), chance
+
+    def forward(self, x):
+        attended = F.scaled_dot_product_attention(x, x, x, None, self.chance)
+        attended = F.scaled_dot_product_attention(attended, x, x, dropout_p=self.chance)
+        hidden = F.dropout(F.selu(self.first(attended)), self.chance, self.training)
+        hidden = F.alpha_dropout(F.dropout1d(input=hidden, p=self.chance), self.chance, training=True)
+        return self.head(hidden.mean(1))
+
+
+@pytest.mark.parametrize("backend", ["loop", "stacked", pytest.param("compiled", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("labels", ["known", "recovered"])
+def test_dropout_in_the_models_own_code_is_switched_off_too(backend, labels):
+    dropping, calm = (random_problem(Functional(chance), (3, 4)) for chance in (0.5, 0.0))
+    assert not torch.equal(dropping.model(torch.ones(1, 3, 4)), dropping.model(torch.ones(1, 3, 4)))
+    dropping = replace(dropping, target=calm.target)
+    choices, generator = replace(SHORT, labels=labels), torch.get_rng_state()
+    assert_same(match(dropping, choices, backend=backend), match(calm, choices, backend=backend))
+    assert torch.equal(generator, torch.get_rng_state())
 
 
 def test_batch_norm_keeps_its_mode():

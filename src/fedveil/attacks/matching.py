@@ -7,7 +7,6 @@ naive and the adaptive attacker, the floor and the ceiling share its compiled fo
 
 from __future__ import annotations
 
-import copy
 import logging
 import time
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -27,10 +26,10 @@ from fedveil.attacks.lbfgs import StackedLBFGS
 from fedveil.attacks.narrow import compile_stacked
 from fedveil.attacks.priors import mean_square, total_variation
 from fedveil.attacks.problem import Problem, Reconstruction
+from fedveil.attacks.quiet import quiet, without_dropout
 from fedveil.attacks.tracking import Counter, Notes, Progress, better
 from fedveil.attacks.unrolled import after_steps, unrolled
 from fedveil.clients.compiling import compiler_found
-from fedveil.clients.dropout import KeyedDropout
 from fedveil.clients.engine import BACKENDS, Backend, Engine
 from fedveil.defenses.base import StepsBefore
 from fedveil.errors import FedveilError, unknown_name
@@ -77,9 +76,10 @@ def match(
     if backend not in BACKENDS:
         raise unknown_name("backend", backend, BACKENDS)
     problem = replace(problem, model=quiet(problem.model))
-    problem = with_labels(problem, choices.labels)
     best: Reconstruction | None = None
-    with sdpa_kernel(SDPBackend.MATH):  # the fast attention kernels have no second derivative
+    # The fast attention kernels have no second derivative.
+    with sdpa_kernel(SDPBackend.MATH), without_dropout(problem):
+        problem = with_labels(problem, choices.labels)
         supposed = problem.before or (None,)
         matchers = [Matcher(problem, choices, backend=backend, chunk=chunk, before=each) for each in supposed]
         tries = choices.restarts * len(matchers)
@@ -113,17 +113,6 @@ def attack_seconds(problem: Problem, choices: Matching) -> float:
     """What an attack takes in one process, about."""
     chunk = min(most_victims(problem), problem.count)
     return predicted_seconds(problem, evaluations(problem, choices, chunk), chunk)
-
-
-def quiet(model: nn.Module) -> nn.Module:
-    """A copy of the model without dropout: the attacker does not know the victim's masks."""
-    made = copy.deepcopy(model)
-    for module in made.modules():
-        if isinstance(module, nn.modules.dropout._DropoutNd | KeyedDropout):
-            module.eval()
-        elif isinstance(module, nn.MultiheadAttention | nn.RNNBase):
-            module.dropout = 0.0  # theirs is a number, not a layer
-    return made
 
 
 def with_labels(problem: Problem, labels: LabelsFrom) -> Problem:

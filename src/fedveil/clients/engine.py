@@ -9,7 +9,6 @@ that would change the answer.
 from __future__ import annotations
 
 from collections.abc import Callable
-from operator import itemgetter
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -23,7 +22,7 @@ from fedveil.clients.memory import keep_freed_memory
 from fedveil.clients.nested import map_nested, pad_clients, shapes_behind, stack, zip_nested
 from fedveil.errors import FedveilError
 from fedveil.streams import TWISTER_WORDS, Streams, twister_state
-from fedveil.tasks.inputs import Inputs, as_arguments, leaf, map_inputs, with_leaf
+from fedveil.tasks.inputs import Inputs, as_arguments, leaf, map_inputs, take, with_leaf
 from fedveil.tree import Tree, size_in_bytes
 
 Backend = Literal["auto", "loop", "stacked", "compiled"]
@@ -317,10 +316,10 @@ class Engine:
             keys = {name: streams.fold(name).key64().to(targets.device) for name in self.key_names}
         elif self.key_names:
             keys = {name: targets.new_zeros(len(targets), dtype=torch.int64) for name in self.key_names}
+        if self.backend == "loop":
+            return self._looped(kind, params, buffers, keys, inputs, targets, streams)
         given = inputs if isinstance(inputs, Tensor) else dict(inputs)  # a tokenizer's mapping is no dict
         arguments = (dict(params), dict(buffers), keys, given, targets)
-        if self.backend == "loop":
-            return self._looped(kind, arguments, params.shared, streams)
         # A single client's weights are one copy too; only where a graph for several copies exists is that one used.
         shared = params.shared or (len(targets) == 1 and (kind, False) not in self._compiled_shapes)
         parts = []
@@ -329,13 +328,15 @@ class Engine:
             parts.append(self._chunk(kind, shared, part))
         return parts[0] if len(parts) == 1 else zip_nested(torch.cat, parts)
 
-    def _looped(self, kind: str, arguments: tuple[Any, ...], shared: bool, streams: Streams) -> Any:
-        params, *others = arguments
+    def _looped(
+        self, kind: str, params: Tree, buffers: Tree, keys: Row, inputs: Inputs, targets: Tensor, streams: Streams
+    ) -> Any:
+        count = len(targets)
         # Where all clients have one copy of the weights, it is lent to the model once.
-        common = {name: tensor[0] for name, tensor in params.items()} if shared else None
+        weights = [params.row(0)] * count if params.shared else [params.row(k) for k in range(count)]
         clients = [
-            (common or map_nested(itemgetter(k), params), *map_nested(itemgetter(k), tuple(others)))
-            for k in range(len(arguments[4]))
+            (weights[k], buffers.row(k), {name: key[k] for name, key in keys.items()}, take(inputs, k), targets[k])
+            for k in range(count)
         ]
         try:
             with torch.enable_grad():
