@@ -68,6 +68,24 @@ def test_a_ragged_batch_runs_stacked(compiled, caplog):
 
 
 @pytest.mark.compiles
+def test_a_model_that_changes_is_compiled_anew():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.5), nn.ELU(), nn.Linear(4, 3))
+    params = Tree.expand({n: p.detach() for n, p in model.named_parameters()}, 3)
+    inputs, targets, streams = torch.randn(3, 4, 6), torch.randint(0, 3, (3, 4)), Streams.seeded(0, range(3))
+    engines = [Engine(model, F.cross_entropy, backend=backend) for backend in ("loop", "compiled")]
+    seen = []
+    for change in (lambda model: None, lambda model: model.eval(), lambda model: setattr(model[2], "alpha", 0.1)):
+        for engine in engines:
+            change(engine.model)
+        expected, found = (engine.gradient(params, Tree({}), inputs, targets, streams).update for engine in engines)
+        assert_trees_close(found, expected)
+        seen.append(found["0.weight"])
+    assert not torch.allclose(seen[0], seen[1])
+    assert not torch.allclose(seen[1], seen[2])
+
+
+@pytest.mark.compiles
 def test_a_model_that_cannot_be_compiled_is_told_in_one_line_and_runs_on(caplog):
     class Stubborn(nn.Module):
         def __init__(self):
