@@ -25,7 +25,7 @@ from fedveil.streams import Streams
 from fedveil.tree import Tree
 
 SETTINGS = [("mlp", 10, 10), ("mlp", 50, 8), ("lenet5", 10, 10), ("lenet", 32, 1), ("lenet", 4, 8)]
-MODELS, CLIENTS, SIZES, PROCESSES = ("mlp", "lenet5", "lenet"), (1, 2, 4, 10, 50), (1, 8, 64), 3
+MODELS, CLIENTS, SIZES, PROCESSES = ("mlp", "lenet5", "lenet"), (1, 2, 4, 10, 50), (1, 8, 64), 5
 HOW = (
     f"the median of many short turns in processor time and of {PROCESSES} processes: where memory comes to lie decides "
     "some percent for as long as a process lives."
@@ -85,7 +85,7 @@ def each_backend(name: str, clients: int, size: int) -> list[float]:
     sides = {"plain": case.plain}
     for backend in BACKENDS[1:]:
         sides[backend] = case.ours(Engine(case.model, functional.cross_entropy, backend=backend))
-    times = turns(sides, 40, 0.02, processor=True)
+    times = turns(sides, 16, 0.02, processor=True)
     ratios = [typical(truediv, times["plain"], times[backend]) for backend in BACKENDS[1:]]
     return [statistics.median(times["plain"]), *ratios]
 
@@ -95,7 +95,7 @@ def chosen_backend(name: str, clients: int, size: int) -> tuple[float, str]:
     case = Case(name, clients, size)
     sample = case.inputs[0], case.targets[0]
     engine = make_engine(case.model, functional.cross_entropy, clients=clients, sample=sample, steps=1)
-    times = turns({"plain": case.plain, "ours": case.ours(engine)}, 40, 0.01, processor=True)
+    times = turns({"plain": case.plain, "ours": case.ours(engine)}, 16, 0.01, processor=True)
     return typical(truediv, times["plain"], times["ours"]), engine.backend
 
 
