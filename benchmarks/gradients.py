@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 import statistics
-import subprocess
-import sys
 from collections.abc import Callable, Iterable
 from itertools import product
 from operator import truediv
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from benchmarks.processes import printed
 from benchmarks.tables import Table
 from benchmarks.timing import turns, typical
 from fedveil.clients.choose import make_engine
@@ -53,7 +50,7 @@ def measure() -> list[Table]:
         ["model", "clients", *(f"batch {size}" for size in SIZES)],
         f"As multiples of the plain loop's speed (higher is faster), {HOW} Never compiled.",
     )
-    found = [in_a_process() for _ in range(PROCESSES)]
+    found = [printed("benchmarks.gradients") for _ in range(PROCESSES)]
     for row, (name, clients, size) in enumerate(SETTINGS):
         plain, *ratios = (
             statistics.median(column) for column in zip(*(one["backends"][row] for one in found), strict=True)
@@ -68,15 +65,6 @@ def middle(found: Iterable[tuple[float, str]]) -> str:
     """The median of some processes, and the backends that they chose."""
     speeds, backends = zip(*found, strict=True)
     return f"{statistics.median(speeds):.2f}× ({' or '.join(sorted(set(backends)))})"
-
-
-def in_a_process() -> dict[str, Any]:
-    """What a process of its own measures: see the end of this file."""
-    command = [sys.executable, "-m", "benchmarks.gradients"]
-    done = subprocess.run(command, cwd=Path(__file__).parents[1], check=True, stdout=subprocess.PIPE, text=True)
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    print("  ", found, flush=True)
-    return found
 
 
 def each_backend(name: str, clients: int, size: int) -> list[float]:

@@ -10,8 +10,6 @@ from __future__ import annotations
 import ctypes
 import gc
 import json
-import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -23,6 +21,7 @@ from torch.nn import functional
 
 import fedveil as fv
 from benchmarks.attack import make_problem
+from benchmarks.processes import printed
 from benchmarks.tables import Table
 from fedveil.attacks.inverting_gradients import InvertingGradients
 from fedveil.attacks.matching import Matcher
@@ -33,7 +32,6 @@ from fedveil.streams import Streams
 from fedveil.tasks.task import build_model
 from fedveil.tree import Tree
 
-ROOT = Path(__file__).parents[1]
 CLIENTS, OWN, TURNS = (1_000, 3_000, 10_000), 8, 3
 VICTIMS, STEPS = (1, 8, 32, 128, 512), 10
 SIZES = (28, 56, 112, 224)
@@ -103,11 +101,7 @@ def sizes() -> Table:
 
 
 def point(kind: str, *arguments: object) -> Measured:
-    command = [sys.executable, "-m", "benchmarks.growth", kind, *map(str, arguments)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, check=True, stdout=subprocess.PIPE, text=True)
-    found: Measured = json.loads(done.stdout.splitlines()[-1])
-    print("  ", kind, *arguments, found, flush=True)
+    found: Measured = printed("benchmarks.growth", kind, *arguments)
     return found
 
 

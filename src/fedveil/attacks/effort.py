@@ -6,8 +6,6 @@ attack amplifies, depend on the backend. The same attack always runs the same wa
 
 from __future__ import annotations
 
-from torch.func import functional_call
-
 from fedveil.attacks.problem import Problem
 from fedveil.clients.choose import COMPILE_SECONDS, COMPILED_SAVES, counted_operations
 
@@ -30,8 +28,7 @@ def predicted_seconds(problem: Problem, evaluations: int, chunk: int) -> float:
 
 def forward_operations(problem: Problem) -> int:
     """Floating-point operations of one forward pass over one victim's batch, over all its local steps."""
-    inputs = next(iter(problem.target.values())).new_zeros(problem.batch_size, *problem.shape)
-    buffers = {name: buffer.clone() for name, buffer in problem.buffers.row(0).items()}  # batch norm moves them
-    operations = counted_operations(lambda: functional_call(problem.model, (problem.params.row(0), buffers), (inputs,)))
+    inputs = problem.like.new_zeros(problem.batch_size, *problem.shape)
+    operations = counted_operations(lambda: problem.output(0, inputs))
     steps = problem.local.steps if problem.local else 1 + max((b.steps for b in problem.before), default=0)
     return operations * steps

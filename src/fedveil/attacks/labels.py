@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from fedveil.attacks.problem import Problem
 from fedveil.errors import FedveilError
@@ -93,7 +92,6 @@ def _whole(expected: Tensor, present: Tensor, size: int) -> Tensor:
 def _answers(problem: Problem, layer: str) -> tuple[Tensor, Tensor]:
     """Mean softmax and mean features before the last layer on random inputs: shapes (V, classes) and (V, features)."""
     streams = problem.streams.fold("labels")
-    like = next(iter(problem.target.values()))
     caught: list[Tensor] = []
 
     def catch(module: nn.Module, arguments: Any) -> None:
@@ -104,13 +102,10 @@ def _answers(problem: Problem, layer: str) -> tuple[Tensor, Tensor]:
     handle = problem.model.get_submodule(layer).register_forward_pre_hook(catch)
     try:
         for v in range(1 if once else problem.count):
-            inputs = streams.rows([v]).normal(SAMPLES, *problem.shape)[0].to(like)
+            inputs = streams.rows([v]).normal(SAMPLES, *problem.shape)[0].to(problem.like)
             if problem.box is not None:
                 inputs = inputs.clamp(*problem.box)
-            buffers = {name: buffer.clone() for name, buffer in problem.buffers.row(v).items()}  # batch norm moves them
-            with torch.no_grad():
-                output: Tensor = functional_call(problem.model, (problem.params.row(v), buffers), (inputs,))
-            softmax.append(output.softmax(-1).mean(0))
+            softmax.append(problem.output(v, inputs).softmax(-1).mean(0))
     finally:
         handle.remove()
     return torch.stack(softmax).expand(problem.count, -1), torch.stack(caught).expand(problem.count, -1)

@@ -259,7 +259,7 @@ class Matcher:
         params = problem.params.row(0) if self._shared else dict(problem.params)
         labels = problem.labels
         if labels is None:  # optimized: the function still takes some
-            labels = torch.zeros(problem.count, problem.batch_size, dtype=torch.int64, device=_like(problem).device)
+            labels = torch.zeros(problem.count, problem.batch_size, dtype=torch.int64, device=problem.like.device)
         weight = {name: one_number(t) if self._even else t.contiguous() for name, t in problem.weight.items()}
         with torch.no_grad():
             aim = vmap(self._cost.aim)(dict(problem.target), weight)
@@ -268,7 +268,7 @@ class Matcher:
         return *({name: tensor.detach() for name, tensor in part.items()} for part in parts), labels
 
     def _start(self, problem: Problem, restart: int) -> Row:
-        streams, like = problem.streams.fold("start", restart), _like(problem)
+        streams, like = problem.streams.fold("start", restart), problem.like
         shape = (problem.batch_size, *problem.shape)
         if self.choices.start == "normal" or problem.box is None:
             inputs = streams.normal(*shape).to(like)
@@ -286,7 +286,7 @@ class Matcher:
         variables = self._start(problem, restart)
         noise_streams = problem.streams.fold("noise", restart)
         shape = (len(self._simulate), *variables["inputs"].shape[1:])
-        fixed, like = self._fixed(problem), _like(problem)
+        fixed, like = self._fixed(problem), problem.like
         no_noise = like.new_zeros(problem.count, 0)
 
         def evaluate(at: Row) -> tuple[Row, Tensor]:
@@ -379,7 +379,7 @@ class Matcher:
         if backend == "loop":
             return "loop"
         some = problem.rows(slice(0, self.chunk))
-        noise = _like(some).new_zeros(some.count, len(self._simulate), some.batch_size, *some.shape)
+        noise = some.like.new_zeros(some.count, len(self._simulate), some.batch_size, *some.shape)
         arguments = (self._start(some, 0), (*self._fixed(some), noise))
         try:
             self._evaluate(*arguments, backend="stacked")
@@ -404,8 +404,3 @@ def is_one_number(tensor: Tensor) -> bool:
 def one_number(tensor: Tensor) -> Tensor:
     """That number of each victim, in as many dimensions."""
     return tensor[(slice(None), *[slice(0, 1)] * (tensor.dim() - 1))].contiguous()
-
-
-def _like(problem: Problem) -> Tensor:
-    """A tensor of the type and on the device that the attack runs in: those of the update."""
-    return next(iter(problem.target.values()))

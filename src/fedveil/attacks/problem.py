@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from fedveil.clients.engine import Loss
 from fedveil.defenses.base import StepsBefore
@@ -56,6 +57,17 @@ class Problem:
     def count(self) -> int:
         """The number of victims V."""
         return self.target.count
+
+    @property
+    def like(self) -> Tensor:
+        """A tensor of the type and on the device that the attack runs in: those of the update."""
+        return next(iter(self.target.values()))
+
+    def output(self, victim: int, inputs: Tensor) -> Tensor:
+        """What the model that one victim was sent makes of some inputs; its buffers stay as they are."""
+        buffers = {name: buffer.clone() for name, buffer in self.buffers.row(victim).items()}  # batch norm moves them
+        with torch.no_grad():
+            return functional_call(self.model, (self.params.row(victim), buffers), (inputs,))  # type: ignore[no-any-return]
 
     def rows(self, index: slice | Sequence[int] | Tensor) -> Problem:
         """Some of the victims."""

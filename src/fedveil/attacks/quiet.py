@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.func import functional_call
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
@@ -34,12 +33,8 @@ def without_dropout(problem: Problem) -> AbstractContextManager[object]:
     Only a model that draws numbers in a forward pass is watched: watching costs a little at every call of torch.
     """
     # The model is not put into eval mode instead: batch norm, or code of its own, may then compute something else.
-    like = next(iter(problem.target.values()))
-    buffers = {name: buffer.clone() for name, buffer in problem.buffers.row(0).items()}  # batch norm moves them
     before = torch.get_rng_state()
-    with torch.no_grad():
-        inputs = like.new_zeros(problem.batch_size, *problem.shape)
-        functional_call(problem.model, (problem.params.row(0), buffers), (inputs,))
+    problem.output(0, problem.like.new_zeros(problem.batch_size, *problem.shape))
     after = torch.get_rng_state()
     torch.set_rng_state(before)
     return nullcontext() if torch.equal(before, after) else _WithoutDropout()
