@@ -1,5 +1,6 @@
 """Trees: the arithmetic is that of each client's flat vector, and means do not depend on chunks."""
 
+import copy
 import pickle
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from fedveil.errors import FedveilError
 from fedveil.tree import RunningMean, Tree, per_client
+from fedveil.workers import pack
 
 
 @st.composite
@@ -159,6 +161,32 @@ def test_shared_is_seen_without_looking_at_values():
     assert not Tree({**Tree.expand(row, 2), "x": torch.zeros(2, 1)}).shared
     assert not (Tree.expand(row, 4) + Tree.expand(row, 4)).shared
     assert Tree.expand(row, 4)["w"].data_ptr() == row["w"].data_ptr()
+
+
+def test_an_expanded_tree_gives_the_row_it_was_made_of():
+    row = {"w": torch.randn(5), "n": torch.tensor(3)}
+    tree = Tree.expand(row, 4)
+    for client in (0, 3, -4):
+        assert tree.row(client)["w"] is row["w"]
+        assert same(tree.row(client), row)
+    for client in (4, -5):
+        with pytest.raises(IndexError):
+            tree.row(client)
+    with pytest.raises(IndexError):
+        Tree.expand(row, 0).row(0)
+    tree.row(0)["w"] = torch.zeros(5)  # a dict of the caller's own
+    row["w"] = torch.zeros(5)
+    assert not torch.equal(tree.row(0)["w"], torch.zeros(5))
+
+
+def test_an_expanded_tree_can_be_sent_and_copied():
+    tree = Tree.expand({"w": torch.randn(5), "n": torch.tensor(3)}, 4)
+    for other in (pickle.loads(pickle.dumps(tree)), pickle.loads(pack(tree)), copy.deepcopy(tree)):
+        assert same(other, tree)
+        assert same(other.row(2), tree.row(2))
+        assert other.shared
+    large = {"w": torch.randn(10_000)}
+    assert len(pack(Tree.expand(large, 50))) < 1.1 * len(pack(large))
 
 
 def test_counts_of_empty_trees():

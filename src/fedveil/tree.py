@@ -27,10 +27,11 @@ class Tree(Mapping[str, Tensor]):
     tensor([2., 2., 2.])
     """
 
-    __slots__ = ("_tensors",)
+    __slots__ = ("_one", "_tensors")
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self._tensors = dict(tensors)
+        self._one: dict[str, Tensor] | None = None  # the row that all clients share, where it is known
         lengths = {tensor.shape[0] if tensor.dim() else None for tensor in self._tensors.values()}
         if len(lengths) > 1 or None in lengths:
             shapes = ", ".join(f"{name} {tuple(t.shape)}" for name, t in self._tensors.items())
@@ -47,7 +48,9 @@ class Tree(Mapping[str, Tensor]):
     @classmethod
     def expand(cls, row: Mapping[str, Tensor], count: int) -> Self:
         """The same plain dict for every one of `count` clients, without copying it."""
-        return cls({name: tensor.unsqueeze(0).expand(count, *tensor.shape) for name, tensor in row.items()})
+        tree = cls({name: tensor.unsqueeze(0).expand(count, *tensor.shape) for name, tensor in row.items()})
+        tree._one = dict(row)
+        return tree
 
     @classmethod
     def concat(cls, trees: Sequence[Tree]) -> Self:
@@ -58,6 +61,8 @@ class Tree(Mapping[str, Tensor]):
 
     def row(self, client: int) -> dict[str, Tensor]:
         """One client's tensors, without the leading axis."""
+        if self._one is not None and -self.count <= client < self.count:
+            return dict(self._one)  # a small model's gradient takes as long as some such indexing
         return {name: tensor[client] for name, tensor in self._tensors.items()}
 
     def rows(self, index: slice | Tensor | Sequence[int]) -> Tree:
@@ -66,7 +71,7 @@ class Tree(Mapping[str, Tensor]):
             index = list(index)  # a tuple would index the tensors' further axes
         if self._tensors and self.shared:
             count = len(torch.empty(self.count, 0)[index])
-            return Tree({name: t[:1].expand(count, *t.shape[1:]) for name, t in self._tensors.items()})
+            return Tree.expand(self.row(0), count)
         return Tree({name: tensor[index] for name, tensor in self._tensors.items()})
 
     # ---- mapping -------------------------------------------------------------------------------------
@@ -79,6 +84,9 @@ class Tree(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self._tensors)
+
+    def __reduce__(self) -> tuple[type[Tree], tuple[dict[str, Tensor]]]:
+        return Tree, (self._tensors,)  # the row would travel a second time
 
     def __repr__(self) -> str:
         inside = ", ".join(f"{name}: {tuple(tensor.shape)}" for name, tensor in self._tensors.items())
@@ -97,6 +105,8 @@ class Tree(Mapping[str, Tensor]):
     @property
     def shared(self) -> bool:
         """Whether every client has one and the same copy (as `expand` makes it)."""
+        if self._one:
+            return self.count > 1
         return all(tensor.shape[0] > 1 and tensor.stride(0) == 0 for tensor in self._tensors.values())
 
     # ---- arithmetic ----------------------------------------------------------------------------------
