@@ -192,7 +192,7 @@ def test_the_nearest_name_is_offered(registry):
         registry.register(name)(type(name, (), {}))
     with pytest.raises(FedveilError, match="unknown gadget 'gradient-dropuot': did you mean 'gradient-dropout'"):
         registry.load("gradient-dropuot")
-    with pytest.raises(FedveilError, match="unknown gadget 'zzz': There are: clip, gradient-dropout"):
+    with pytest.raises(FedveilError, match="unknown gadget 'zzz': there are clip, gradient-dropout"):
         registry.parse("zzz:a=1")
 
 

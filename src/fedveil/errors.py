@@ -29,9 +29,9 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> FedveilError:
     """The error for a name that is not registered, with the nearest right one.
 
     >>> str(unknown_name("defense", "gradient-dropuot", ["clip", "gradient-dropout"]))
-    "unknown defense 'gradient-dropuot': did you mean 'gradient-dropout'? There are: clip, gradient-dropout"
+    "unknown defense 'gradient-dropuot': did you mean 'gradient-dropout'? There are clip, gradient-dropout"
     """
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    hint = f" did you mean '{near[0]}'?" if near else ""
-    return FedveilError(f"unknown {kind} '{name}':{hint} There are: {', '.join(names) or 'none'}")
+    hint = f"did you mean '{near[0]}'? There are" if near else "there are"
+    return FedveilError(f"unknown {kind} '{name}': {hint} {', '.join(names) or 'none'}")

@@ -18,11 +18,14 @@ from fedveil.cli import data as data_command
 from fedveil.cli.display import Stopped, debugging, one_line, set_up_logging
 from fedveil.cli.options import Given, with_settings
 from fedveil.errors import FedveilError, unknown_name
+from fedveil.leakage.catalog import METRICS
 from fedveil.registry import REGISTRIES, Entry
 from fedveil.version import __version__
 
 # Newer versions of Typer carry a Click of their own; its errors are found through one that Typer shows.
 _UsageError: type[Exception] = next(cls for cls in typer.BadParameter.__mro__ if cls.__name__ == "ClickException")
+
+KINDS = (*REGISTRIES, "metrics")  # of things that `fedveil list` shows
 
 app = typer.Typer(
     name="fedveil",
@@ -200,14 +203,13 @@ def _report(
 
 @app.command("list")
 def _list(
-    kind: Annotated[str | None, typer.Argument(metavar="KIND", help=f"One of {', '.join(REGISTRIES)}.")] = None,
+    kind: Annotated[str | None, typer.Argument(metavar="KIND", help=f"One of {', '.join(KINDS)}.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
-    """Show what can be chosen by name."""
-    if kind is not None and kind not in REGISTRIES:
-        raise unknown_name("kind", kind, REGISTRIES)
-    chosen = [kind] if kind else list(REGISTRIES)
-    found = {name: list(REGISTRIES[name].entries().values()) for name in chosen}
+    """Show what can be chosen by name, and the metrics of every audit."""
+    if kind is not None and kind not in KINDS:
+        raise unknown_name("kind", kind, KINDS)
+    found = {name: _entries(name) for name in ([kind] if kind else KINDS)}
     if as_json:
         plain = {name: [_plain(entry) for entry in entries] for name, entries in found.items()}
         print(json.dumps(plain[kind] if kind else plain, indent=1, ensure_ascii=False))
@@ -218,6 +220,12 @@ def _list(
             print(f"{name}:")
         for entry in entries:
             print("\n".join(_shown(entry, max(len(each.name) for each in entries), width)))
+
+
+def _entries(kind: str) -> list[Entry]:
+    if kind == "metrics":
+        return [Entry(each.name, "", f"{each.words} Private: {each.private} values.") for each in METRICS.values()]
+    return list(REGISTRIES[kind].entries().values())
 
 
 def _facts(entry: Entry) -> dict[str, str]:
