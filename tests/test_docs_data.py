@@ -1,0 +1,110 @@
+"""docs/data.md is true: its tables say what the classes say, and every example works."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedveil.errors import FedveilError
+from fedveil.fields import field_names
+from fedveil.registry import datasets, models
+from fedveil.tasks.partition import partitions
+from fedveil.tasks.sources import SOURCES
+from fedveil.tasks.splits import read_split
+
+ROOT = Path(__file__).parents[1]
+TEXT = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
+NO_FILES = {"digits": "none", "image-folder": "your own folder"}
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", TEXT, re.DOTALL)
+
+
+def table(head: str) -> list[list[str]]:
+    """The rows of the table with that head."""
+    lines = TEXT[TEXT.index(head) :].split("\n\n")[0].splitlines()
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+def dataset_rows() -> list[list[str]]:
+    return [[f"`{name}`", entry.summary, files_of(name)] for name, entry in datasets.entries().items()]
+
+
+def files_of(name: str) -> str:
+    if name not in SOURCES:
+        return NO_FILES[name]
+    source = SOURCES[name]
+    first, *others = source.files + source.optional
+    return ", ".join([f"`{source.folders[0]}/{first}`", *(f"`{file}`" for file in others)])
+
+
+def model_rows() -> list[list[str]]:
+    return [[f"`{name}`", entry.summary, fields_of(name)] for name, entry in models.entries().items()]
+
+
+def fields_of(name: str) -> str:
+    made = models.build(name)
+    values = ((field, getattr(made, field)) for field in field_names(type(made)))
+    return ", ".join(f"`{field} = {spelled(value)}`" for field, value in values) or "—"
+
+
+def spelled(value: object) -> str:
+    return str(list(value)) if isinstance(value, tuple) else "none" if value is None else str(value)
+
+
+def test_links_lead_to_files() -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", TEXT):
+        assert (ROOT / "docs" / target).exists(), target
+
+
+def test_the_tables_say_what_the_classes_say() -> None:
+    assert table("| name | what it holds |") == dataset_rows()
+    assert table("| name | what it is |") == model_rows()
+
+
+def test_python_blocks_run_one_after_another() -> None:
+    scope = {"__name__": "data"}
+    for code in blocks("python"):
+        exec(compile(code, "data.md", "exec"), scope)
+    assert scope["task"].labels == 5
+    assert scope["choice"].why
+
+
+def test_commands_run(tmp_path: Path) -> None:
+    noise = np.random.default_rng(0)
+    for name in ("cats", "dogs"):
+        (tmp_path / "pictures" / name).mkdir(parents=True)
+        for number in range(12):
+            pixels = noise.integers(0, 256, (40, 48, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "pictures" / name / f"{number}.png")
+    commands = [line for block in blocks("sh") for line in block.splitlines()]
+    assert len(commands) == 4
+    for command in commands:
+        words = [sys.executable, "-m", "fedveil", *shlex.split(command, comments=True)[1:]]
+        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
+        assert done.returncode == 0, f"{command}\n{done.stderr}"
+    assert (tmp_path / "fedveil-out/pictures/report.html").exists()
+    assert (tmp_path / "fedveil-out/clients.html").exists()
+
+
+@pytest.mark.parametrize("spec", re.findall(r"`--(?:model|partition|split) ([^`]+)`", TEXT))
+def test_what_the_text_names_can_be_chosen(spec: str) -> None:
+    readers = (models.parse, partitions.parse, read_split)
+    assert sum(_reads(reader, spec) for reader in readers) == 1
+
+
+def _reads(reader: Callable[[str], object], spec: str) -> bool:
+    try:
+        reader(spec)
+    except FedveilError:
+        return False
+    return True
