@@ -150,8 +150,9 @@ def _checked(name: str, root: Path | None) -> str:
         if isinstance(part.images, ImageFiles):
             for place in range(len(part)):
                 part.images.read(place)
-    kind = "texts" if isinstance(data, LoadedText) else "images"
-    facts = [" + ".join(f"{len(part):,}" for part in data.parts.values()) + f" {kind}", "×".join(map(str, data.shape))]
+    counts = " + ".join(f"{len(part):,}" for part in data.parts.values())
+    shape = "×".join(map(str, data.shape))
+    facts = [f"{counts} texts of up to {shape} tokens" if isinstance(data, LoadedText) else f"{counts} images, {shape}"]
     if data.note:
         facts.append(data.note)
     source = SOURCES.get(name)

@@ -82,10 +82,11 @@ def find_files(name: str, root: Path | None = None) -> dict[str, Path]:
         return there.found
     gz = any(remote.file.endswith("-ubyte.gz") for remote in source.remotes)
     missing = ", ".join(f"{stem}.gz" if gz else stem for stem in there.missing) + (" (or without .gz)" if gz else "")
-    get = f"get them with `fedveil data fetch {name}`" if source.remotes else "put them there"
+    it = "them" if len(there.missing) > 1 else "it"
+    get = f"get {it} with `fedveil data fetch {name}`" if source.remotes else f"put {it} there"
     raise FedveilError(
         f"{name}: no {missing} in {there.folder}: {get}, or set FEDVEIL_DATA or --data-root to the folder that holds "
-        f"them or holds {source.folders[0]}/"
+        f"{it} or holds {source.folders[0]}/"
     )
 
 
