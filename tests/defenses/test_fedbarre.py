@@ -9,6 +9,8 @@ from torch.func import grad, vmap
 from torch.nn import functional as F
 
 import fedveil as fv
+from fedveil.clients.batch import ClientBatch
+from fedveil.clients.engine import Engine
 from fedveil.defenses.base import Facts
 from fedveil.defenses.chain import Chain
 from fedveil.defenses.fedbarre import Ensemble, FedBARRE, radius_for_budget
@@ -88,6 +90,20 @@ def test_without_steps_and_perturbation_it_is_plain_fedsgd(models):
     plain = federate(task, None, rounds, backend="loop")
     same = federate(task, FedBARRE(models=models, lr=0.0, high=0.0, pgd_steps=1), rounds, backend="loop")
     assert all(torch.equal(plain.params[name], same.params[name]) for name in plain.params)
+
+
+@pytest.mark.parametrize("curvature", [2.0, 8.0, 15.0, 30.0])
+def test_where_the_loss_is_curved_by_more_than_one_over_the_rate_the_update_leads_away(curvature):
+    """On a loss h·w²/2, m steps leave (1 − ρh)^m·w: for h > 1/ρ and odd m the shared gradient has the wrong sign."""
+    model = torch.nn.Linear(1, 1, bias=False).double()
+    torch.nn.init.constant_(model.weight, 3.0)
+    engine = Engine(model, lambda output, target: 0.5 * F.mse_loss(output, target), backend="loop")
+    inputs, targets = torch.full((1, 4, 1), curvature**0.5, dtype=torch.float64), torch.zeros(1, 4, 1).double()
+    for steps in (1, 2, 3):
+        params = Tree.expand({"weight": model.weight.detach()}, 1)
+        batch = ClientBatch(engine, params, Tree({}), inputs, targets, Streams.seeded(0, [0]))
+        shared = FedBARRE(models=1, epochs=steps, high=0.0, lr=0.1).gradient(batch).update["weight"].item()
+        assert shared == pytest.approx(curvature * (1 - 0.1 * curvature) ** steps * 3.0)
 
 
 def test_the_perturbations_stay_in_the_ring_and_lower_the_loss():
