@@ -20,18 +20,14 @@ from fedveil.cli.options import Given
 from fedveil.defenses.base import Defense
 from fedveil.fields import field_names, parse_value
 from fedveil.registry import defenses
+from pages import ROOT, blocks
 
-ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "docs" / "defenses.md").read_text(encoding="utf-8")
 NAMES = list(defenses.entries())
 OPENING, *PARTS = re.split(r"^## ", TEXT, flags=re.MULTILINE)
 HEADINGS = [part.partition("\n")[0] for part in PARTS]
 SECTIONS = {heading.strip("`"): part for heading, part in zip(HEADINGS, PARTS, strict=True)}
 EMPTY = "—"
-
-
-def blocks(text: str, language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
 
 
 def rows() -> list[list[str]]:

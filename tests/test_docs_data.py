@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,14 +16,10 @@ from fedveil.registry import datasets, models
 from fedveil.tasks.partition import partitions
 from fedveil.tasks.sources import SOURCES
 from fedveil.tasks.splits import read_split
+from pages import ROOT, assert_links_lead_to_files, assert_runs, blocks
 
-ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
 NO_FILES = {"digits": "none", "image-folder": "your own folder"}
-
-
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", TEXT, re.DOTALL)
 
 
 def table(head: str) -> list[list[str]]:
@@ -62,8 +55,7 @@ def spelled(value: object) -> str:
 
 
 def test_links_lead_to_files() -> None:
-    for target in re.findall(r"\]\(([^)#]+)\)", TEXT):
-        assert (ROOT / "docs" / target).exists(), target
+    assert_links_lead_to_files(TEXT, ROOT / "docs")
 
 
 def test_the_tables_say_what_the_classes_say() -> None:
@@ -73,7 +65,7 @@ def test_the_tables_say_what_the_classes_say() -> None:
 
 def test_python_blocks_run_one_after_another() -> None:
     scope = {"__name__": "data"}
-    for code in blocks("python"):
+    for code in blocks(TEXT, "python"):
         exec(compile(code, "data.md", "exec"), scope)
     assert scope["task"].labels == 5
     assert scope["choice"].why
@@ -86,12 +78,10 @@ def test_commands_run(tmp_path: Path) -> None:
         for number in range(12):
             pixels = noise.integers(0, 256, (40, 48, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(tmp_path / "pictures" / name / f"{number}.png")
-    commands = [line for block in blocks("sh") for line in block.splitlines()]
+    commands = [line for block in blocks(TEXT, "sh") for line in block.splitlines()]
     assert len(commands) == 4
     for command in commands:
-        words = [sys.executable, "-m", "fedveil", *shlex.split(command, comments=True)[1:]]
-        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
-        assert done.returncode == 0, f"{command}\n{done.stderr}"
+        assert_runs(command, tmp_path)
     assert (tmp_path / "fedveil-out/pictures/report.html").exists()
     assert (tmp_path / "fedveil-out/clients.html").exists()
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedveil.defenses.base import Defense
 from fedveil.errors import FedveilError
 from fedveil.fields import (
     Count,
@@ -23,6 +24,7 @@ from fedveil.fields import (
     parse_spec,
     parse_value,
 )
+from fedveil.registry import datasets
 
 
 @declared
@@ -79,6 +81,18 @@ def test_every_problem_is_named_at_once():
     ):
         assert part in line
     assert "\n" not in line
+
+
+def test_a_missing_field_is_spelled_as_the_command_line_writes_it():
+    with pytest.raises(FedveilError, match=r"^ImageFolder: path is required, as in image-folder:path=…$"):
+        datasets.build("image-folder")
+
+    @declared
+    class Own(Defense):  # has no name of its own
+        strength_of_mine: float
+
+    with pytest.raises(FedveilError, match=r"^Own: strength_of_mine is required$"):
+        Own()
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ def problems(error: pydantic.ValidationError, cls: type | None = None) -> str:
             known = f" (fields: {', '.join(field_names(cls)) or 'none'})" if cls else ""
             lines.append(f"no field '{where}'{known}")
         elif item["type"] == "missing":
-            registered = getattr(cls, "name", None)
+            registered = vars(cls).get("name") if cls else None  # its own: a base may have one for whoever has none
             lines.append(f"{where} is required" + (f", as in {registered}:{where}=…" if registered else ""))
         elif item["type"] == "value_error":
             lines.append(str(item["msg"]).removeprefix("Value error, "))

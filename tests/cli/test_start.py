@@ -25,7 +25,7 @@ sys.exit(f"imported {heavy}" if heavy else code)
 """
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["audit", "--help"], ["list"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["audit", "--help"], ["list", "defenses"], ["list"]])
 def test_help_and_lists_come_at_once_and_without_torch(arguments: list[str], tmp_path: Path) -> None:
     begun = time.perf_counter()
     done = subprocess.run([sys.executable, "-c", PROBE, *arguments], cwd=tmp_path, capture_output=True, text=True)
