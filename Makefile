@@ -2,20 +2,27 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+BASE := $(VENV)/.base-ready
 READY := $(VENV)/.ready
 
 .PHONY: setup demo test test-slow lint format bench fuzz clean
 
 setup: $(READY)
 
-$(READY): pyproject.toml constraints.txt
+# What a user installs: enough for `make demo`.
+$(BASE): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
 	$(BIN)/pip install --quiet --constraint constraints.txt torch
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable .
+	@touch $@
+
+# What tests, checks and benchmarks need beside it.
+$(READY): $(BASE)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
-demo: $(READY)
+demo: $(BASE)
 	$(BIN)/fedveil audit --config examples/demo.toml
 
 lint: $(READY)

@@ -44,6 +44,7 @@ class Row(Document):
     role: Role
     metrics: dict[str, Estimate]
     values: dict[str, list[float]]  # metric -> one value per image, in the order of the images
+    round: int | None = None  # the attacked round; None: all attacked rounds together
     strongest: bool = False  # the attacker of the defended updates that recovers most
 
 

@@ -99,6 +99,9 @@ class Defense:
     strength: ClassVar[Strength | None] = None
     random_sizes: ClassVar[bool] = False  # `sample` draws batches of any size; an empty one is shared too, as noise
     weaknesses: ClassVar[tuple[str, ...]] = ()
+    # Whether the best that an attacker who knows this defense can do is to match an update as it is. A defense that
+    # neither says so nor overrides `knowledge` counts as never attacked by one who knows it: see `states_knowledge`.
+    matched_as_it_is: ClassVar[bool] = False
 
     @property
     def acts_at(self) -> Place:
@@ -150,6 +153,11 @@ def owns_step(defense: Defense) -> bool:
 def keeps_models(defense: Defense) -> bool:
     """Whether a defense trains models that clients keep for themselves."""
     return type(defense).own_models is not Defense.own_models
+
+
+def states_knowledge(defense: Defense) -> bool:
+    """Whether a defense says what an attacker who knows it would do. Without that no informed attacker was tried."""
+    return defense.matched_as_it_is or type(defense).knowledge is not Defense.knowledge
 
 
 def chooses_batch(defense: Defense) -> bool:

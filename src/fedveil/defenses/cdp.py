@@ -35,6 +35,7 @@ class CDP(Defense):
     promises = "ε at δ for all data of a client, against all but the server"
     strength = Strength("noise_multiplier", "up")
     reads_data = False
+    matched_as_it_is = True
     weaknesses = (
         "The server is trusted: an honest-but-curious server sees every update as it is, and this defense does "
         "nothing against it.",

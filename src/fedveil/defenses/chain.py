@@ -20,6 +20,7 @@ from fedveil.defenses.base import (
     chooses_batch,
     keeps_models,
     owns_step,
+    states_knowledge,
 )
 from fedveil.errors import FedveilError
 from fedveil.registry import defenses as registry
@@ -158,6 +159,11 @@ class Chain:
             weight = step.weight.combine(known.weight, torch.mul)
             known = Knowledge(step.target, weight, step.simulate + known.simulate, step.before + known.before)
         return known
+
+    @property
+    def without_knowledge(self) -> tuple[str, ...]:
+        """The names of the defenses that do not say what an attacker who knows them would do."""
+        return tuple(defense.name for defense in self.defenses if not states_knowledge(defense))
 
     def _at(self, place: str) -> list[tuple[int, Defense]]:
         return [(i, defense) for i, defense in enumerate(self.defenses) if defense.acts_at == place]

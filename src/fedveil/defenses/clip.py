@@ -21,6 +21,7 @@ class Clip(Defense):
     """
 
     reads_data = False
+    matched_as_it_is = True
     weaknesses = ("The direction of the gradient, which is all that a cosine attack matches, is untouched.",)
     strength = Strength("norm", "down")
     norm: Positive = 1.0

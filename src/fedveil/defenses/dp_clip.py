@@ -23,6 +23,7 @@ class ClippedNoise(Defense):
 
     of = ("gradient", "delta")  # the norm of whole weights is no measure of what a client adds
     reads_data = False
+    matched_as_it_is = True
     weaknesses = (
         "Every further update spends more: ε grows with the rounds.",
         "Clipping hides the scale only; the direction, which a cosine attack matches, is hidden by the noise alone.",

@@ -35,6 +35,7 @@ class DPSGD(Defense):
     promises = "ε at δ for one training example, over the run"
     strength = Strength("noise_multiplier", "up")
     random_sizes = True
+    matched_as_it_is = True
     weaknesses = (
         "One example is hidden, not what many examples of a client have in common.",
         "Noise that hides an example in the accountant's worst case costs much accuracy on few examples.",

@@ -25,6 +25,7 @@ class AdditiveNoise(Defense):
     """
 
     reads_data = False
+    matched_as_it_is = True
     weaknesses = ("Views of the same data in several rounds can be averaged.",)
     at: Literal["gradient", "upload"] = "gradient"
 
