@@ -16,7 +16,9 @@ from fedveil.errors import FedveilError
 from fedveil.federation.capture import Capture, Captured, Truth, pseudo_gradient, step_weight
 from fedveil.federation.run import federate
 from fedveil.federation.settings import Federation
+from fedveil.federation.steps import own_row
 from fedveil.tasks.inputs import leaves
+from fedveil.tree import Tree
 
 from .small import Shift, assert_rows_close, assert_rows_equal, small_task
 
@@ -39,7 +41,9 @@ def a_capture(**changed: object) -> Capture:
     return Capture(**{**fields, **changed})  # type: ignore[arg-type]
 
 
-def rewritten(path: Path, *, header: dict[str, object] | None = None, **tensors: torch.Tensor | None) -> Path:
+def rewritten(
+    path: Path, *, sealed: bool = False, header: dict[str, object] | None = None, **tensors: torch.Tensor | None
+) -> Path:
     """The file with some header fields or tensors replaced (None: removed)."""
     content = path.read_bytes()
     length = struct.unpack("<Q", content[:8])[0]
@@ -49,6 +53,8 @@ def rewritten(path: Path, *, header: dict[str, object] | None = None, **tensors:
         held.pop(name, None)
         if tensor is not None:
             held[name] = tensor
+    if not sealed:
+        found.pop("sha256")  # as a program would write it that knows nothing of it
     for name, value in (header or {}).items():
         found.pop(name, None)
         if value is not None:
@@ -75,6 +81,42 @@ def test_the_order_of_the_tensors_is_kept(tmp_path: Path) -> None:
     assert list(Capture.load(tmp_path / "one").shared) == ["z", "a", "m", "b"]
     rewritten(tmp_path / "one")  # as another program would write it, which knows nothing of the order
     assert sorted(Capture.load(tmp_path / "one").shared) == ["a", "b", "m", "z"]
+
+
+@pytest.mark.parametrize("read", [Capture, Truth])
+def test_a_flipped_bit_is_noticed(tmp_path: Path, read: type[Capture] | type[Truth]) -> None:
+    path = tmp_path / "one"
+    thing = a_capture() if read is Capture else Truth(torch.rand(8, 4), torch.arange(8), torch.rand(8, 4))
+    thing.save(path)
+    content = path.read_bytes()
+    for place in (-1, -50):
+        path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place:][1:])
+        with pytest.raises(FedveilError, match="damaged: its contents do not match their hash"):
+            read.load(path)
+
+
+def test_a_number_that_was_changed_is_noticed(tmp_path: Path) -> None:
+    a_capture().save(tmp_path / "one")
+    with pytest.raises(FedveilError, match="do not match their hash"):
+        Capture.load(rewritten(tmp_path / "one", sealed=True, header={"lr": [0.2]}))
+    with pytest.raises(FedveilError, match="sha256"):
+        Capture.load(rewritten(tmp_path / "one", sealed=True, header={"sha256": 3}))
+    assert Capture.load(rewritten(tmp_path / "one", sealed=True, header={"sha256": None})).lr == (0.2,)
+
+
+def test_tensors_lie_where_torch_puts_its_own(tmp_path: Path) -> None:
+    """Else kernels round otherwise than in the run that was never stopped."""
+    odd = {name: torch.rand(size) for name, size in (("a", 3), ("b", 5), ("c", 1), ("d", 7))}
+    Captured(a_capture(before=odd, shared=odd), Truth(torch.rand(3, 5), torch.arange(3), torch.rand(3, 5))).saved(
+        tmp_path / "capture", tmp_path / "truth"
+    )
+    capture, truth = Capture.load(tmp_path / "capture"), Truth.load(tmp_path / "truth")
+    rows = (capture.before, capture.shared, capture.buffers, capture.buffers_before)
+    tensors = [tensor for row in rows for tensor in (row or {}).values()]
+    tensors += [truth.targets, leaves(truth.inputs)[None], leaves(truth.seen)[None]]
+    assert [tensor.data_ptr() % 64 for tensor in tensors] == [0] * 15
+    assert torch.empty(5).data_ptr() % 64 == 0  # torch's own
+    assert own_row(Tree.stack([odd, odd]), 1)["b"].data_ptr() % 64 == 0
 
 
 def test_names_may_hold_slashes(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ too. Its tensors are named
     buffers_before/NAME  optional: that buffer as the server sent it to the client
 
 where NAME is the name in the model's `named_parameters()` or `named_buffers()`. The file's metadata has an entry
-`fedveil`, a JSON object with these fields, all of them required:
+`fedveil`, a JSON object with these fields, all of them required but the last:
 
     format, version      "fedveil-capture", 1
     kind                 what `shared` is: "gradient", "weights" (after local training) or "delta" (their change)
@@ -21,6 +21,8 @@ where NAME is the name in the model's `named_parameters()` or `named_buffers()`.
     facts                an object of further public settings. fedveil writes model, loss, shape, classes, mean, std
                          (of the normalization, or null), defense, local_epochs, weight_decay and buffers; none is
                          required.
+    sha256               optional: the SHA-256 of the header and the tensors (`tensorfile.seal`). fedveil writes it;
+                         where it is given it must match, so that a flipped bit is noticed.
 
 A second entry of the metadata, `fedveil.order`, may list the names of the tensors in the model's order, which the
 format does not keep.
