@@ -36,7 +36,7 @@ def a_capture(**changed: object) -> Capture:
         "round": 1,
         "lr": (0.1,),
         "batch_sizes": (8,),
-        "facts": {"loss": "cross_entropy", "mean": [0.5], "classes": 10, "defense": "none"},
+        "facts": {"loss": "cross_entropy", "mean": [0.5], "std": [0.2], "classes": 10, "defense": "none"},
     }
     return Capture(**{**fields, **changed})  # type: ignore[arg-type]
 
@@ -119,6 +119,48 @@ def test_tensors_lie_where_torch_puts_its_own(tmp_path: Path) -> None:
     assert own_row(Tree.stack([odd, odd]), 1)["b"].data_ptr() % 64 == 0
 
 
+@pytest.mark.parametrize(
+    "changed, said",
+    [
+        ({"kind": "grad"}, "kind must be 'gradient', 'weights' or 'delta'"),
+        ({"client": 1.5}, "client must be a valid integer"),
+        ({"batch_sizes": (2.5,)}, "batch_sizes.0 must be a valid integer"),
+        ({"batch_sizes": 8}, "lr and batch_sizes must be lists"),
+        ({"momentum": "much"}, "momentum must be a valid number"),
+        ({"before": None}, "before must be tensors by name, not NoneType"),
+        ({"shared": {"w": [1.0], "b": torch.zeros(2)}}, "shared/w must be a tensor"),
+        ({"shared": {"w": torch.ones(2, 3).to_sparse(), "b": torch.zeros(2)}}, "shared/w must be a plain tensor"),
+        ({"before": {"w": torch.ones(2, device="meta")}}, "before/w must be a plain tensor"),
+        ({"before": {"w": torch.ones(2).to(torch.float8_e5m2)}} | {"shared": {"w": torch.ones(2)}}, "float8"),
+        ({"facts": {"shape": {1, 2}}}, "facts must be what JSON can hold"),
+        ({"facts": {"when": object()}}, "facts must be what JSON can hold"),
+        ({"facts": None}, "facts must be a valid dictionary"),
+    ],
+    ids=lambda value: f"{value!s:.60}",
+)
+def test_captures_that_lie_cannot_be_made(changed: dict[str, object], said: str) -> None:
+    with pytest.raises(FedveilError, match=said) as caught:
+        a_capture(**changed)
+    assert "not a valid capture" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "inputs, targets, seen, said",
+    [
+        (torch.rand(3, 2), torch.tensor(1), torch.rand(3, 2), "differ in their number"),
+        (torch.rand(3, 2), torch.arange(3), torch.rand(3, 3), "differ in shape"),
+        (torch.rand(3, 2), torch.arange(3), {"a": torch.rand(3, 2)}, "differ in shape"),
+        (torch.full((3, 2), torch.nan), torch.arange(3), torch.rand(3, 2), "inputs contains NaN"),
+        (torch.rand(3, 2), torch.arange(3), torch.full((3, 2), torch.inf), "seen contains NaN, infinity"),
+    ],
+)
+def test_truths_that_lie_cannot_be_made(
+    inputs: torch.Tensor, targets: torch.Tensor, seen: torch.Tensor, said: str
+) -> None:
+    with pytest.raises(FedveilError, match=said):
+        Truth(inputs, targets, seen)
+
+
 def test_names_may_hold_slashes(tmp_path: Path) -> None:
     row = {"a/b": torch.ones(1)}
     a_capture(before=row, shared=row).save(tmp_path / "one")
@@ -149,12 +191,41 @@ def test_names_may_hold_slashes(tmp_path: Path) -> None:
         ({"momentum": 1.5}, {}, "momentum"),
         ({"round": 0}, {}, "round 0"),
         ({"client": 1.5}, {}, "client"),
+        ({"batch_sizes": [10**7]}, {}, "batch_sizes.0 must be less than or equal to 1000000"),
+        ({"steps": 10**6}, {}, "steps must be less than or equal to 100000"),
+        ({"kind": "weights", "steps": 2, "lr": [1e308] * 2, "batch_sizes": [1, 1]}, {}, "lr is too large"),
+        ({"facts": {"weight_decay": "x"}}, {}, "among its facts, weight_decay must be a valid number"),
+        ({"facts": {"weight_decay": float("nan")}}, {}, "facts must be what JSON can hold"),
+        ({"facts": {"weight_decay": -1}}, {}, "weight_decay must be greater than or equal to 0"),
+        ({"facts": {"weight_decay": 10**400}}, {}, "weight_decay"),
+        ({"facts": {"own": float("inf")}}, {}, "facts must be what JSON can hold"),
+        ({"facts": {"shape": [1, 0, 4]}}, {}, "shape.1 must be greater than or equal to 1"),
+        ({"facts": {"shape": [1.5]}}, {}, "shape.0 must be a valid integer"),
+        ({"facts": {"shape": [True]}}, {}, "shape.0 must be a valid integer"),
+        ({"facts": {"shape": "444"}}, {}, "shape must be a valid list"),
+        ({"facts": {"shape": [2**30] * 3}}, {}, "shape is of more numbers than any input has"),
+        ({"facts": {"shape": [1] * 9}}, {}, "shape"),
+        ({"facts": {"classes": 2**40}}, {}, "classes must be less than"),
+        ({"facts": {"classes": "x" * 5000}}, {}, "classes"),
+        ({"facts": {"model": 3}}, {}, "model must be a name"),
+        ({"facts": {"loss": 3}}, {}, "loss must be a valid string"),
+        ({"facts": {"mean": "x", "std": [1]}}, {}, "mean must be a valid list"),
+        ({"facts": {"mean": [0.5]}}, {}, "mean and std must be given together"),
+        ({"facts": {"mean": [0.5], "std": [0]}}, {}, "std.0 must be greater than 0"),
+        ({"facts": {"mean": [0.5], "std": [1, 1]}}, {}, "equally many channels"),
+        ({"facts": {"mean": [0.5], "std": [1], "shape": [3, 4, 4]}}, {}, "of 1 channels, but an input's shape"),
+        ({"facts": {"std": [10**400], "mean": [0]}}, {}, "std"),
+        ({"facts": {"defense": [1] * 5000}}, {}, "defense must be a valid string"),
+        ({"facts": {"local_epochs": "two"}}, {}, "local_epochs must be a valid integer"),
+        ({"facts": {"local_epochs": 2}}, {}, "its 1 steps cannot be those of 2 local epochs"),
+        ({"facts": {"buffers": "theirs"}}, {}, "buffers must be 'shared', 'local' or 'recalibrated'"),
+        ({"facts": ["shape"]}, {}, "facts must be an object"),
         ({"format": "fedveil-truth"}, {}, "not a fedveil capture"),
         ({"version": 2}, {}, "version 2"),
         ({"version": "9" * 5000}, {}, "version '9999"),
         ({"format": "x" * 5000}, {}, "not a fedveil capture"),
     ],
-    ids=str,
+    ids=lambda value: f"{value!s:.60}",
 )
 def test_files_that_lie_are_refused_in_one_line(
     tmp_path: Path, header: dict[str, object], tensors: dict[str, torch.Tensor | None], said: str

@@ -37,20 +37,27 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
+import pydantic
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from fedveil.clients.engine import Row
 from fedveil.defenses.base import Kind
 from fedveil.errors import FedveilError
+from fedveil.federation.facts import PublicFacts
 from fedveil.federation.tensorfile import Header, grouped, prefixed, read_tensors, write_tensors
+from fedveil.fields import problems
 from fedveil.tasks.inputs import Inputs, count, leaves
 
 CAPTURE = "fedveil-capture"
 TRUTH = "fedveil-truth"
 VERSION = 1
+MOST_STEPS = 100_000  # local steps behind one message
+MOST_EXAMPLES = 1_000_000  # of one step
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,11 +83,14 @@ class Capture:
     def __post_init__(self) -> None:
         for name in ("buffers", "buffers_before"):
             object.__setattr__(self, name, getattr(self, name) or None)  # a model without buffers shares none
-        wrong = _numbers_wrong(self) or _rows_wrong("shared", self.shared, "before", self.before)
+        wrong = _fields_wrong(self) or _numbers_wrong(self)
+        for name in ("before", "shared", "buffers", "buffers_before"):
+            wrong = wrong or _kinds_wrong(name, getattr(self, name))
+        wrong = wrong or _rows_wrong("shared", self.shared, "before", self.before)
         if wrong is None and self.buffers is not None and self.buffers_before is not None:
             wrong = _rows_wrong("buffers", self.buffers, "buffers_before", self.buffers_before)
         for name in ("before", "shared", "buffers", "buffers_before"):
-            wrong = wrong or _values_wrong(name, getattr(self, name) or {}, floating=name in ("before", "shared"))
+            wrong = wrong or _values_wrong(prefixed(name, getattr(self, name) or {}), name in ("before", "shared"))
         if wrong:
             raise FedveilError(f"not a valid capture: {wrong}")
 
@@ -97,7 +107,11 @@ class Capture:
         """Write the file that the head of this module describes."""
         tensors = {**prefixed("before", self.before), **prefixed("shared", self.shared)}
         tensors |= prefixed("buffers", self.buffers or {}) | prefixed("buffers_before", self.buffers_before or {})
-        header = CaptureHeader(
+        write_tensors(Path(path), self.header(), tensors)
+
+    def header(self) -> CaptureHeader:
+        """All but the tensors, as it is written."""
+        return CaptureHeader(
             format=CAPTURE,
             version=VERSION,
             kind=self.kind,
@@ -109,7 +123,6 @@ class Capture:
             batch_sizes=list(self.batch_sizes),
             facts=self.facts,
         )
-        write_tensors(Path(path), header, tensors)
 
     @classmethod
     def load(cls, path: Path | str) -> Self:
@@ -148,8 +161,15 @@ class Truth:
 
     def __post_init__(self) -> None:
         for what, inputs in (("inputs", self.inputs), ("seen", self.seen)):
-            if not leaves(inputs) or count(inputs) != len(self.targets):
+            if not self.targets.dim() or not leaves(inputs) or count(inputs) != len(self.targets):
                 raise FedveilError(f"not a valid truth: {what} and targets differ in their number of examples")
+            named = {f"{what}/{name}" if name else what: tensor for name, tensor in leaves(inputs).items()}
+            wrong = _values_wrong({"targets": self.targets, **named})
+            if wrong:
+                raise FedveilError(f"not a valid truth: {wrong}")
+        shapes = [{name: tensor.shape for name, tensor in leaves(each).items()} for each in (self.inputs, self.seen)]
+        if shapes[0] != shapes[1]:
+            raise FedveilError("not a valid truth: the inputs and what was seen of them differ in shape")
 
     def save(self, path: Path | str) -> None:
         """Write it to a file of its own."""
@@ -164,7 +184,12 @@ class Truth:
         missing = sorted({"inputs", "targets", "seen"} - groups.keys())
         if missing:
             raise FedveilError(f"{path} is not a valid truth: {missing[0]} is missing")
-        return cls(_gathered(groups["inputs"]), tensors["targets"], _gathered(groups["seen"]))
+        if len(groups) > 3 or "targets" not in tensors or len(groups["targets"]) > 1:
+            raise FedveilError(f"{path} is not a valid truth: it holds more than inputs, targets and seen")
+        try:
+            return cls(_gathered(groups["inputs"]), tensors["targets"], _gathered(groups["seen"]))
+        except FedveilError as error:
+            raise FedveilError(f"{path}: {error}") from None
 
 
 class Captured:
@@ -238,13 +263,43 @@ class CaptureHeader(Header):
     """The JSON header of a capture file."""
 
     kind: Literal["gradient", "weights", "delta"]
-    client: int
-    round: int
-    steps: int
+    client: Annotated[int, Field(lt=2**31)]
+    round: Annotated[int, Field(lt=2**31)]
+    steps: Annotated[int, Field(le=MOST_STEPS)]  # each is repeated by the attack
     lr: list[float]
     momentum: float
-    batch_sizes: list[int]
+    batch_sizes: list[Annotated[int, Field(le=MOST_EXAMPLES)]]
     facts: dict[str, Any]
+
+
+def _fields_wrong(capture: Capture) -> str | None:
+    """What is of a wrong type or too large, or among the facts, if anything."""
+    try:
+        capture.header()
+        told = PublicFacts.of(capture.facts)
+    except pydantic.ValidationError as error:
+        return problems(error)
+    except (TypeError, OverflowError):
+        return "lr and batch_sizes must be lists of numbers, one per step"
+    except FedveilError as error:
+        return str(error)
+    if told.local_epochs and capture.steps % told.local_epochs:
+        return f"its {capture.steps} steps cannot be those of {told.local_epochs} local epochs"
+    return None
+
+
+def _kinds_wrong(name: str, row: Any) -> str | None:
+    """What is no tensor by name, or one of a kind that no model has."""
+    if row is None and name.startswith("buffers"):
+        return None
+    if not isinstance(row, dict):
+        return f"{name} must be tensors by name, not {type(row).__name__}"
+    for key, tensor in row.items():
+        if not isinstance(key, str) or not isinstance(tensor, Tensor):
+            return f"{name}/{key} must be a tensor"
+        if tensor.layout is not torch.strided or tensor.device.type == "meta":
+            return f"{name}/{key} must be a plain tensor, with all its values"
+    return None
 
 
 def _numbers_wrong(capture: Capture) -> str | None:
@@ -257,9 +312,11 @@ def _numbers_wrong(capture: Capture) -> str | None:
         if len(values) != capture.steps:
             return f"{name} needs one value per step: {capture.steps}, not {len(values)}"
         if not all(math.isfinite(value) and value > 0 for value in values):
-            return f"{name} must be positive (got {list(values)})"
+            return f"{name} must be positive (got {str(list(values)):.80})"
     if not 0 <= capture.momentum < 1:
         return f"momentum must be at least 0 and below 1 (got {capture.momentum})"
+    if not math.isfinite(step_weight(capture.lr, capture.momentum)):
+        return f"lr is too large (got {str(list(capture.lr)):.80})"
     return None
 
 
@@ -276,12 +333,12 @@ def _rows_wrong(name: str, row: Mapping[str, Tensor], other: str, against: Mappi
     return None
 
 
-def _values_wrong(name: str, row: Mapping[str, Tensor], *, floating: bool) -> str | None:
-    for key, tensor in row.items():
-        if floating and not tensor.is_floating_point():
-            return f"{name}/{key} must be of a floating type, not {tensor.dtype}"
+def _values_wrong(row: Mapping[str, Tensor], floating: bool = False) -> str | None:
+    for name, tensor in row.items():
+        if tensor.dtype not in FLOATS and (floating or tensor.is_floating_point()):
+            return f"{name} must be of a floating type of 16 bits or more, not {tensor.dtype}"
         if tensor.is_complex() or (tensor.is_floating_point() and not bool(torch.isfinite(tensor).all())):
-            return f"{name}/{key} contains NaN, infinity or complex numbers"
+            return f"{name} contains NaN, infinity or complex numbers"
     return None
 
 
@@ -291,6 +348,8 @@ def _fits(row: Mapping[str, Tensor], model: Mapping[str, Tensor], what: str, *, 
             return f"it has no trained {what} '{name}'" if complete else f"it has no {what} '{name}'"
         if tensor.shape != model[name].shape:
             return f"{name} is {tuple(tensor.shape)} in the update and {tuple(model[name].shape)} in the model"
+        if tensor.dtype != model[name].dtype:
+            return f"{name} is {tensor.dtype} in the update and {model[name].dtype} in the model"
     missing = [name for name in model if name not in row]
     return f"{what} '{missing[0]}' is not in the update" if complete and missing else None
 
