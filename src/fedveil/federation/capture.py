@@ -79,10 +79,14 @@ class Capture:
     buffers: Row | None = None  # None where buffers are not shared
     buffers_before: Row | None = None
     facts: dict[str, Any] = field(default_factory=dict)
+    public: PublicFacts = field(init=False, repr=False)  # the facts that fedveil knows, with their types
 
     def __post_init__(self) -> None:
         for name in ("buffers", "buffers_before"):
             object.__setattr__(self, name, getattr(self, name) or None)  # a model without buffers shares none
+        for name in ("lr", "batch_sizes"):
+            if isinstance(getattr(self, name), list):
+                object.__setattr__(self, name, tuple(getattr(self, name)))
         wrong = _fields_wrong(self) or _numbers_wrong(self)
         for name in ("before", "shared", "buffers", "buffers_before"):
             wrong = wrong or _kinds_wrong(name, getattr(self, name))
@@ -93,6 +97,7 @@ class Capture:
             wrong = wrong or _values_wrong(prefixed(name, getattr(self, name) or {}), name in ("before", "shared"))
         if wrong:
             raise FedveilError(f"not a valid capture: {wrong}")
+        object.__setattr__(self, "public", PublicFacts.of(self.facts))
 
     def check(self, model: nn.Module) -> None:
         """Refuse a model that this update cannot come from, naming the first misfit."""
@@ -312,11 +317,11 @@ def _numbers_wrong(capture: Capture) -> str | None:
         if len(values) != capture.steps:
             return f"{name} needs one value per step: {capture.steps}, not {len(values)}"
         if not all(math.isfinite(value) and value > 0 for value in values):
-            return f"{name} must be positive (got {str(list(values)):.80})"
+            return f"{name} must be positive (got {list(values)!s:.80})"
     if not 0 <= capture.momentum < 1:
         return f"momentum must be at least 0 and below 1 (got {capture.momentum})"
     if not math.isfinite(step_weight(capture.lr, capture.momentum)):
-        return f"lr is too large (got {str(list(capture.lr)):.80})"
+        return f"lr is too large (got {list(capture.lr)!s:.80})"
     return None
 
 
