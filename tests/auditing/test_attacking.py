@@ -163,7 +163,7 @@ def test_an_input_of_another_shape_does_not_go_through_the_model() -> None:
 
 
 @pytest.mark.parametrize("name", ["mlp:hidden=[3]", "lenet", "lenet5", "cnn", "convnet", "resnet18"])
-def test_every_model_can_be_checked_without_memory(name: str) -> None:
+def test_every_model_can_be_checked(name: str) -> None:
     row = {key: tensor.detach() for key, tensor in models.parse(name).build((1, 32, 32), 10).named_parameters()}
     facts = {"model": name, "shape": [1, 32, 32], "classes": 10}
     assert check_captures([captured(facts, before=row, shared=row)], CaptureSetting()).classes == 10

@@ -31,6 +31,7 @@ from fedveil.tree import Tree
 from fedveil.workers import Workers
 
 ALIKE = ("kind", "steps", "lr", "momentum", "batch_sizes")  # in which captures of one attack must agree
+WAY_THROUGH = 256  # numbers that a model keeps on the way for one number of its input, at the least
 
 
 @dataclass(frozen=True)
@@ -196,8 +197,11 @@ def _check_alike(captures: Sequence[Capture]) -> None:
 
 
 def _check_memory(captures: Sequence[Capture], shape: tuple[int, ...]) -> None:
-    """The least that an attack holds: for three roles the candidates, their gradient and two moments of it."""
-    needed = len(captures) * examples_of(captures[0]) * math.prod(shape) * 3 * 4 * 4
+    """The least that an attack holds: for three roles the candidates, their gradient and two moments of it.
+
+    And one example's way through the model, which takes its time and memory too when it is checked.
+    """
+    needed = max(len(captures) * examples_of(captures[0]) * 3 * 4, WAY_THROUGH) * math.prod(shape) * 4
     memory = physical_memory()
     if memory is not None and needed > memory:
         raise FedveilError(
@@ -236,8 +240,6 @@ def _classes(model: nn.Module, shape: tuple[int, ...], first: Capture, setting: 
         with torch.no_grad():
             probed = copy.deepcopy(model).eval()
             given = torch.zeros(1, *shape, dtype=next(iter(first.before.values())).dtype)
-            if setting.model is None:  # one of fedveil's own goes without memory, whatever the file says of its input
-                probed, given = probed.to("meta"), given.new_empty(given.shape, device="meta")
             output = probed(given)
     except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError) as error:
         reason = str(error).strip().partition("\n")[0][:200]

@@ -91,6 +91,11 @@ def run_attack(given: AttackOptions) -> None:
         setting = replace(setting, unroll=False)
         assumed.append("the local steps differ in size or rate: their mean gradient is matched")
     known = check_captures(captures, setting)
+    if attack.choices().labels == "idlg" and examples_of(captures[0]) != 1:
+        raise FedveilError(
+            f"iDLG reads the label of a single example, and this update is of {examples_of(captures[0])}: use "
+            "--labels recovered"
+        )
     originals = labels = None
     if truths:
         originals = _originals(truths, captures, known.shape)
