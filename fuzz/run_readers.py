@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import io
 import json
+import math
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -17,20 +20,25 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 from torch import Tensor, nn
 
+from fedveil.attacks.inverting_gradients import InvertingGradients
 from fedveil.attacks.problem import Reconstruction
-from fedveil.auditing.captures import CaptureSetting, check_captures, examples_of
+from fedveil.auditing.captures import CaptureSetting, attack_captures, check_captures, examples_of, steps_alike
 from fedveil.auditing.kept import Found, kept
+from fedveil.clients.batch import ClientBatch
 from fedveil.defenses.base import Defense
-from fedveil.defenses.chain import Chain, ClientStates
+from fedveil.defenses.chain import Chain
 from fedveil.federation.capture import Capture, Truth
-from fedveil.federation.checkpoint import Machinery, Progress, load_checkpoint, save_checkpoint
-from fedveil.federation.history import RoundRecord, Utility
-from fedveil.federation.server import Server
+from fedveil.federation.observers import Observer
+from fedveil.federation.run import federate
+from fedveil.federation.settings import Federation
+from fedveil.federation.tensorfile import KEY, ORDER, seal
+from fedveil.fields import declared
 from fedveil.leakage import lpips, reference
-from fedveil.tasks.fingerprint import fingerprint
+from fedveil.tasks.task import Task
+from fedveil.tree import Tree
 from fuzz.mutate import any_of, damaged, json_text
 from fuzz.reader import Files, Reader, Refused
-from fuzz.structures import pickle_files, safetensors_bytes, safetensors_files, safetensors_parts, zips
+from fuzz.structures import odd_metadata, pickle_files, safetensors_bytes, safetensors_files, safetensors_parts, zips
 
 
 def written(write: Callable[[Path], object], name: str) -> bytes:
@@ -50,6 +58,28 @@ def named(name: str, contents: SearchStrategy[bytes]) -> SearchStrategy[Files]:
     return contents.map(lambda content: {name: content})
 
 
+def sealed(content: bytes) -> bytes:
+    """With the right hash, where the file can be read at all: else hardly anything would be looked at behind it."""
+    try:
+        header, data = safetensors_parts(content)
+        metadata = header["__metadata__"]
+        tensors = safetensors.torch.load(content)
+        order = json.loads(metadata.get(ORDER, "null"))
+        inner = json.loads(metadata[KEY])
+        inner["sha256"] = seal(metadata[KEY], tensors if order is None else {name: tensors[name] for name in order})
+        metadata[KEY] = json_text(inner)
+        return safetensors_bytes(header, data)
+    except Exception:  # whatever the mutation has done to it
+        return content
+
+
+def forged(content: bytes) -> SearchStrategy[bytes]:
+    """Files like this one, two in three of them with the right hash whatever was changed."""
+    return st.one_of(
+        safetensors_files(content), *(each.map(sealed) for each in (odd_metadata(content), safetensors_files(content)))
+    )
+
+
 # ---- captures and truths -------------------------------------------------------------------------------------
 
 FACTS = {
@@ -61,16 +91,17 @@ FACTS = {
     "std": [0.2],
 }
 MORE_FACTS = {"defense": "gradient-dropout:keep=0.8", "local_epochs": 2, "weight_decay": 0.1, "buffers": "shared"}
+FEW = 64  # examples that a capture may tell of to be attacked here
 
 
-def _captures() -> SearchStrategy[Files]:
+def _captured() -> tuple[Capture, ...]:
     model = nn.Sequential(nn.Flatten(), nn.Linear(16, 3), nn.ReLU(), nn.Linear(3, 3))
     row = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     other = {name: tensor + 0.01 for name, tensor in row.items()}
     known: dict[str, Any] = {"before": row, "shared": other, "client": 0, "round": 1}
-    choices = (
-        Capture(kind="gradient", lr=(0.1,), batch_sizes=(8,), facts=FACTS | MORE_FACTS, **known),
-        Capture(kind="weights", lr=(0.1,) * 4, batch_sizes=(8,) * 4, steps=4, facts=FACTS | MORE_FACTS, **known),
+    return (
+        Capture(kind="gradient", lr=(0.1,), batch_sizes=(8,), facts=FACTS | MORE_FACTS | {"local_epochs": 1}, **known),
+        Capture(kind="weights", lr=(0.1,) * 4, batch_sizes=(3,) * 4, steps=4, facts=FACTS | MORE_FACTS, **known),
         Capture(
             kind="delta",
             lr=(0.1,),
@@ -80,17 +111,38 @@ def _captures() -> SearchStrategy[Files]:
             **known,
         ),
     )
-    contents = [saved(each) for each in choices]
-    return named("capture.safetensors", st.sampled_from(contents).flatmap(safetensors_files))
+
+
+def _captures() -> SearchStrategy[Files]:
+    return named("capture.safetensors", st.sampled_from([saved(each) for each in _captured()]).flatmap(forged))
+
+
+def _attackable() -> SearchStrategy[Files]:
+    for capture in _captured():  # what an attack loads and sets when it is first run is no fault of a file
+        _attack(capture)
+    return _captures()
 
 
 def _read_capture(folder: Path) -> object:
     """As `fedveil attack` does before it starts."""
     capture = Capture.load(folder / "capture.safetensors")
-    setting = CaptureSetting()
-    check_captures([capture], setting)
+    check_captures([capture], CaptureSetting(unroll=steps_alike(capture)))
     assert examples_of(capture) >= 1
     return capture
+
+
+def _attack_capture(folder: Path) -> object:
+    """What passes for a capture can be attacked."""
+    return _attack(Capture.load(folder / "capture.safetensors"))
+
+
+def _attack(capture: Capture) -> object:
+    setting = CaptureSetting(unroll=steps_alike(capture))
+    check_captures([capture], setting)
+    if sum(capture.batch_sizes) > FEW or math.prod(capture.public.shape or ()) > FEW:
+        raise Refused  # it would take its time and memory, as it may
+    attack = InvertingGradients(steps=1, labels="recovered")
+    return attack_captures([capture], attack, setting=setting, backend="loop")
 
 
 def _truths() -> SearchStrategy[Files]:
@@ -98,63 +150,58 @@ def _truths() -> SearchStrategy[Files]:
     several = {"image": images, "age": torch.rand(3, 1)}
     choices = (Truth(images, labels, images), Truth(several, labels, several))
     contents = [saved(each) for each in choices]
-    return named("truth.safetensors", st.sampled_from(contents).flatmap(safetensors_files))
+    return named("truth.safetensors", st.sampled_from(contents).flatmap(forged))
 
 
 # ---- checkpoints ---------------------------------------------------------------------------------------------
 
 
+@declared
 class Remembering(Defense):
-    """A defense with a memory, for the part of a checkpoint that keeps it."""
+    """Adds half of what it held back before: a defense with a memory that lasts over rounds."""
 
     name: ClassVar[str] = "remembering"
     state_scope: ClassVar[Literal["round", "run"]] = "run"
 
+    def protect(self, update: Tree, batch: ClientBatch) -> Tree:
+        """Half of the update and of the rest so far."""
+        rest = {name: batch.state.get(name, torch.zeros_like(tensor)) for name, tensor in update.items()}
+        for name, tensor in update.items():
+            batch.state[name] = 0.5 * (tensor + rest[name])
+        return Tree({name: 0.5 * (tensor + rest[name]) for name, tensor in update.items()})
+
+
+class _Stop(Observer):
+    def on_round_start(self, number: int, clients: list[int]) -> None:
+        if number > 1:
+            raise Refused
+
 
 CHAIN = Chain((Remembering(),))
-DESCRIBED: dict[str, Any] = {"task": {"data": "digits"}, "seed": 0, "settings": {"rounds": 2}}
+SETTINGS = Federation(rounds=2, batch_size=4, momentum=0.5, patience=3, sampling_rate=0.7)
 
 
-def _progress() -> Progress:
-    row = {"w": torch.ones(2, 3), "b": torch.zeros(2)}
-    buffers = {"mean": torch.ones(2), "steps": torch.tensor(3)}
-    server = Server(row, buffers, {name: tensor * 0.1 for name, tensor in row.items()})
-    server.local = {0: buffers, 3: buffers}
-    server.states = ClientStates({0: [{"error": torch.ones(2)}]})
-    record = RoundRecord(
-        round=1, utility=Utility(test=0.5), train_loss=1.0, seconds=0.1, bytes_up=10, bytes_down=10, clients=[0, 3]
-    )
-    return Progress(server, Utility(), [record], best_round=1, best=(row, buffers))
-
-
-def _sealed(content: bytes) -> bytes:
-    """With the right hash, where the file can be read at all: else hardly anything would be looked at behind it."""
-    try:
-        header, data = safetensors_parts(content)
-        tensors = safetensors.torch.load(content)
-        inner = json.loads(header["__metadata__"]["fedveil"])
-        inner["sha256"] = fingerprint(sorted(tensors.items()))
-        header["__metadata__"]["fedveil"] = json_text(inner)
-        return safetensors_bytes(header, data)
-    except Exception:  # whatever the mutation has done to it
-        return content
+@functools.cache
+def _task() -> Task:
+    """Few numbers of everything, and a model with buffers."""
+    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
+    parts = [(torch.rand(size, 4), torch.arange(size) % 2) for size in (12, 6, 6)]
+    places = [torch.arange(start, start + 4) for start in (0, 4, 8)]
+    return Task(model, tuple(parts), clients=places, buffers="local")
 
 
 def _checkpoints() -> SearchStrategy[Files]:
     def write(folder: Path) -> None:
-        save_checkpoint(folder / "x", _progress(), CHAIN, Machinery("loop", 2), DESCRIBED)
+        with contextlib.suppress(Refused):
+            federate(_task(), CHAIN, SETTINGS, backend="loop", folder=folder, observers=[_Stop()])
 
-    content = written(write, "x")
-    return named(
-        "checkpoint.safetensors", st.one_of(safetensors_files(content), safetensors_files(content).map(_sealed))
-    )
+    content = written(write, "checkpoint.safetensors")
+    return named("checkpoint.safetensors", forged(content))
 
 
 def _read_checkpoint(folder: Path) -> object:
-    progress, _ = load_checkpoint(folder / "checkpoint.safetensors", CHAIN, DESCRIBED)
-    progress.to(torch.device("cpu"))
-    assert progress.server.states.lasting(CHAIN) is not None
-    return progress
+    """Go on with the run: whatever passes for its checkpoint serves for its last round."""
+    return federate(_task(), CHAIN, SETTINGS, folder=folder, resume=True)
 
 
 # ---- attacks that were kept ----------------------------------------------------------------------------------
@@ -272,6 +319,7 @@ def _read_reference(folder: Path) -> object:
 
 RUN_READERS = (
     Reader("capture", _captures, _read_capture, 2500),
+    Reader("attacked capture", _attackable, _attack_capture, 800),
     Reader("truth", _truths, lambda folder: Truth.load(folder / "truth.safetensors"), 800),
     Reader("checkpoint", _checkpoints, _read_checkpoint, 1500),
     Reader("kept attack", _kept_attacks, _read_kept, 1000),

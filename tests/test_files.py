@@ -4,13 +4,15 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from fedveil.errors import FedveilError
-from fedveil.files import writable_folder, write_atomically
+from fedveil.files import PART, remove_leftovers, writable_folder, write_atomically
 
 
 def test_writes_and_replaces(tmp_path):
@@ -78,6 +80,68 @@ def test_killed_writers_leave_whole_files(tmp_path):
         content = path.read_bytes()
         assert len(content) == size
         assert len(set(content)) == 1
+
+    write_atomically(path, b"whole")
+    assert os.listdir(tmp_path) == ["a.bin"]  # and nothing of their unfinished files
+
+
+def a_writer(path, where):
+    """A process that writes `new` and stops for good at a step of it."""
+    script = (
+        "import os, pathlib, sys, time; from fedveil import files\n"
+        f"os.{where} = lambda *_: (print('there', flush=True), time.sleep(600))\n"
+        "files.write_atomically(pathlib.Path(sys.argv[1]), b'new')"
+    )
+    writer = subprocess.Popen([sys.executable, "-c", script, str(path)], stdout=subprocess.PIPE, text=True)
+    assert writer.stdout.readline() == "there\n"
+    return writer
+
+
+@pytest.mark.parametrize("where", ["fsync", "replace"])
+def test_what_a_killed_writer_left_is_removed_and_a_living_ones_is_not(tmp_path, where):
+    write_atomically(tmp_path / "a.bin", b"old")
+    (tmp_path / ".a.bin.mine").write_bytes(b"")  # whoever else has hidden files there
+    writer = a_writer(tmp_path / "a.bin", where)
+    try:
+        (part,) = set(os.listdir(tmp_path)) - {"a.bin", ".a.bin.mine"}
+        write_atomically(tmp_path / "b.bin", b"other")
+        assert set(os.listdir(tmp_path)) == {"a.bin", ".a.bin.mine", "b.bin", part}
+    finally:
+        writer.kill()
+        writer.wait()
+        writer.stdout.close()
+    write_atomically(tmp_path / "b.bin", b"other")
+    assert set(os.listdir(tmp_path)) == {"a.bin", ".a.bin.mine", "b.bin"}
+    assert (tmp_path / "a.bin").read_bytes() == b"old"
+
+
+def test_a_file_that_was_taken_for_a_leftover_is_made_again(tmp_path, monkeypatch):
+    real, made = tempfile.mkstemp, []
+
+    def and_removed(**given):
+        made.append(real(**given))
+        if len(made) == 1:
+            remove_leftovers(tmp_path)  # another writer, before the lock is taken
+        return made[-1]
+
+    monkeypatch.setattr(tempfile, "mkstemp", and_removed)
+    write_atomically(tmp_path / "a.bin", b"new")
+    assert len(made) == 2
+    assert os.listdir(tmp_path) == ["a.bin"]
+    assert (tmp_path / "a.bin").read_bytes() == b"new"
+
+
+def test_many_writers_at_once(tmp_path):
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda i: write_atomically(tmp_path / f"{i % 3}", str(i).encode()), range(200)))
+    assert sorted(os.listdir(tmp_path)) == ["0", "1", "2"]
+
+
+def test_a_link_in_place_of_an_unfinished_file_is_not_followed(tmp_path):
+    (tmp_path / "other").write_bytes(b"whole")
+    (tmp_path / f".a{PART}").symlink_to(tmp_path / "other")
+    write_atomically(tmp_path / "a", b"new")
+    assert (tmp_path / "other").read_bytes() == b"whole"
 
 
 def test_writable_folder_makes_it_and_leaves_it_empty(tmp_path):

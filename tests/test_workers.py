@@ -148,3 +148,11 @@ def test_a_model_keeps_its_ties() -> None:
     model[1].weight = model[0].weight
     found = pickle.loads(pack(model))
     assert found[1].weight is found[0].weight
+
+
+def test_tensors_arrive_where_torch_puts_its_own() -> None:
+    """Else a worker's kernels round otherwise than those of one process."""
+    sent = [torch.rand(size) for size in (3, 1, 7, 70_000, 5)]
+    arrived = pickle.loads(pack(sent))
+    assert [tensor.data_ptr() % 64 for tensor in arrived] == [0] * 5
+    assert all(torch.equal(one, other) for one, other in zip(sent, arrived, strict=True))

@@ -74,7 +74,8 @@ def problems(error: pydantic.ValidationError, cls: type | None = None) -> str:
             lines.append(str(item["msg"]).removeprefix("Value error, "))
         else:
             what = re.sub(r"^Input should be", "must be", item["msg"])
-            lines.append(f"{where} {what} (got {item['input']!r})")
+            got = repr(item["input"])
+            lines.append(f"{where} {what} (got {got if len(got) <= 100 else f'{got[:100]}…'})")
     return "; ".join(lines)
 
 

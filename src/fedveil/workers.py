@@ -23,9 +23,11 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedveil.errors import FedveilError
+from fedveil.tensors import own_memory
 
 WORTH_SECONDS = 20.0  # starting processes takes a few seconds: shorter work runs in one
 POLL_SECONDS = 0.2  # how often ticks are looked at while jobs run
@@ -221,7 +223,11 @@ class _Packer(pickle.Pickler):
         if any(stride == 0 and size > 1 for stride, size in zip(value.stride(), value.shape, strict=True)):
             one = value[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in value.stride())]
             return _expanded, (one, tuple(value.shape))
-        return torch.from_numpy, (value.detach().contiguous().numpy(),)
+        return _from_numpy, (value.detach().contiguous().numpy(),)
+
+
+def _from_numpy(array: NDArray[Any]) -> Tensor:
+    return own_memory(torch.from_numpy(array))  # a worker computes to the last bit what one process would
 
 
 def _expanded(one: Tensor, shape: tuple[int, ...]) -> Tensor:

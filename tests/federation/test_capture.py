@@ -13,10 +13,12 @@ import torch
 from torch import nn
 
 from fedveil.errors import FedveilError
-from fedveil.federation.capture import Capture, Truth, pseudo_gradient, step_weight
+from fedveil.federation.capture import Capture, Captured, Truth, pseudo_gradient, step_weight
 from fedveil.federation.run import federate
 from fedveil.federation.settings import Federation
+from fedveil.federation.steps import own_row
 from fedveil.tasks.inputs import leaves
+from fedveil.tree import Tree
 
 from .small import Shift, assert_rows_close, assert_rows_equal, small_task
 
@@ -34,12 +36,14 @@ def a_capture(**changed: object) -> Capture:
         "round": 1,
         "lr": (0.1,),
         "batch_sizes": (8,),
-        "facts": {"loss": "cross_entropy", "mean": [0.5], "classes": 10, "defense": "none"},
+        "facts": {"loss": "cross_entropy", "mean": [0.5], "std": [0.2], "classes": 10, "defense": "none"},
     }
     return Capture(**{**fields, **changed})  # type: ignore[arg-type]
 
 
-def rewritten(path: Path, *, header: dict[str, object] | None = None, **tensors: torch.Tensor | None) -> Path:
+def rewritten(
+    path: Path, *, sealed: bool = False, header: dict[str, object] | None = None, **tensors: torch.Tensor | None
+) -> Path:
     """The file with some header fields or tensors replaced (None: removed)."""
     content = path.read_bytes()
     length = struct.unpack("<Q", content[:8])[0]
@@ -49,6 +53,8 @@ def rewritten(path: Path, *, header: dict[str, object] | None = None, **tensors:
         held.pop(name, None)
         if tensor is not None:
             held[name] = tensor
+    if not sealed:
+        found.pop("sha256")  # as a program would write it that knows nothing of it
     for name, value in (header or {}).items():
         found.pop(name, None)
         if value is not None:
@@ -75,6 +81,84 @@ def test_the_order_of_the_tensors_is_kept(tmp_path: Path) -> None:
     assert list(Capture.load(tmp_path / "one").shared) == ["z", "a", "m", "b"]
     rewritten(tmp_path / "one")  # as another program would write it, which knows nothing of the order
     assert sorted(Capture.load(tmp_path / "one").shared) == ["a", "b", "m", "z"]
+
+
+@pytest.mark.parametrize("read", [Capture, Truth])
+def test_a_flipped_bit_is_noticed(tmp_path: Path, read: type[Capture] | type[Truth]) -> None:
+    path = tmp_path / "one"
+    thing = a_capture() if read is Capture else Truth(torch.rand(8, 4), torch.arange(8), torch.rand(8, 4))
+    thing.save(path)
+    content = path.read_bytes()
+    for place in (-1, -50):
+        path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place:][1:])
+        with pytest.raises(FedveilError, match="damaged: its contents do not match their hash"):
+            read.load(path)
+
+
+def test_a_number_that_was_changed_is_noticed(tmp_path: Path) -> None:
+    a_capture().save(tmp_path / "one")
+    with pytest.raises(FedveilError, match="do not match their hash"):
+        Capture.load(rewritten(tmp_path / "one", sealed=True, header={"lr": [0.2]}))
+    with pytest.raises(FedveilError, match="sha256"):
+        Capture.load(rewritten(tmp_path / "one", sealed=True, header={"sha256": 3}))
+    assert Capture.load(rewritten(tmp_path / "one", sealed=True, header={"sha256": None})).lr == (0.2,)
+
+
+def test_tensors_lie_where_torch_puts_its_own(tmp_path: Path) -> None:
+    """Else kernels round otherwise than in the run that was never stopped."""
+    odd = {name: torch.rand(size) for name, size in (("a", 3), ("b", 5), ("c", 1), ("d", 7))}
+    Captured(a_capture(before=odd, shared=odd), Truth(torch.rand(3, 5), torch.arange(3), torch.rand(3, 5))).saved(
+        tmp_path / "capture", tmp_path / "truth"
+    )
+    capture, truth = Capture.load(tmp_path / "capture"), Truth.load(tmp_path / "truth")
+    rows = (capture.before, capture.shared, capture.buffers, capture.buffers_before)
+    tensors = [tensor for row in rows for tensor in (row or {}).values()]
+    tensors += [truth.targets, leaves(truth.inputs)[None], leaves(truth.seen)[None]]
+    assert [tensor.data_ptr() % 64 for tensor in tensors] == [0] * 15
+    assert torch.empty(5).data_ptr() % 64 == 0  # torch's own
+    assert own_row(Tree.stack([odd, odd]), 1)["b"].data_ptr() % 64 == 0
+
+
+@pytest.mark.parametrize(
+    "changed, said",
+    [
+        ({"kind": "grad"}, "kind must be 'gradient', 'weights' or 'delta'"),
+        ({"client": 1.5}, "client must be a valid integer"),
+        ({"batch_sizes": (2.5,)}, "batch_sizes.0 must be a valid integer"),
+        ({"batch_sizes": 8}, "lr and batch_sizes must be lists"),
+        ({"momentum": "much"}, "momentum must be a valid number"),
+        ({"before": None}, "before must be tensors by name, not NoneType"),
+        ({"shared": {"w": [1.0], "b": torch.zeros(2)}}, "shared/w must be a tensor"),
+        ({"shared": {"w": torch.ones(2, 3).to_sparse(), "b": torch.zeros(2)}}, "shared/w must be a plain tensor"),
+        ({"before": {"w": torch.ones(2, device="meta")}}, "before/w must be a plain tensor"),
+        ({"before": {"w": torch.ones(2).to(torch.float8_e5m2)}} | {"shared": {"w": torch.ones(2)}}, "float8"),
+        ({"facts": {"shape": {1, 2}}}, "facts must be what JSON can hold"),
+        ({"facts": {"when": object()}}, "facts must be what JSON can hold"),
+        ({"facts": None}, "facts must be a valid dictionary"),
+    ],
+    ids=lambda value: f"{value!s:.60}",
+)
+def test_captures_that_lie_cannot_be_made(changed: dict[str, object], said: str) -> None:
+    with pytest.raises(FedveilError, match=said) as caught:
+        a_capture(**changed)
+    assert "not a valid capture" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "inputs, targets, seen, said",
+    [
+        (torch.rand(3, 2), torch.tensor(1), torch.rand(3, 2), "differ in their number"),
+        (torch.rand(3, 2), torch.arange(3), torch.rand(3, 3), "differ in shape"),
+        (torch.rand(3, 2), torch.arange(3), {"a": torch.rand(3, 2)}, "differ in shape"),
+        (torch.full((3, 2), torch.nan), torch.arange(3), torch.rand(3, 2), "inputs contains NaN"),
+        (torch.rand(3, 2), torch.arange(3), torch.full((3, 2), torch.inf), "seen contains NaN, infinity"),
+    ],
+)
+def test_truths_that_lie_cannot_be_made(
+    inputs: torch.Tensor, targets: torch.Tensor, seen: torch.Tensor, said: str
+) -> None:
+    with pytest.raises(FedveilError, match=said):
+        Truth(inputs, targets, seen)
 
 
 def test_names_may_hold_slashes(tmp_path: Path) -> None:
@@ -107,12 +191,41 @@ def test_names_may_hold_slashes(tmp_path: Path) -> None:
         ({"momentum": 1.5}, {}, "momentum"),
         ({"round": 0}, {}, "round 0"),
         ({"client": 1.5}, {}, "client"),
+        ({"batch_sizes": [10**7]}, {}, "batch_sizes.0 must be less than or equal to 1000000"),
+        ({"steps": 10**6}, {}, "steps must be less than or equal to 100000"),
+        ({"kind": "weights", "steps": 2, "lr": [1e308] * 2, "batch_sizes": [1, 1]}, {}, "lr is too large"),
+        ({"facts": {"weight_decay": "x"}}, {}, "among its facts, weight_decay must be a valid number"),
+        ({"facts": {"weight_decay": float("nan")}}, {}, "facts must be what JSON can hold"),
+        ({"facts": {"weight_decay": -1}}, {}, "weight_decay must be greater than or equal to 0"),
+        ({"facts": {"weight_decay": 10**400}}, {}, "weight_decay"),
+        ({"facts": {"own": float("inf")}}, {}, "facts must be what JSON can hold"),
+        ({"facts": {"shape": [1, 0, 4]}}, {}, "shape.1 must be greater than or equal to 1"),
+        ({"facts": {"shape": [1.5]}}, {}, "shape.0 must be a valid integer"),
+        ({"facts": {"shape": [True]}}, {}, "shape.0 must be a valid integer"),
+        ({"facts": {"shape": "444"}}, {}, "shape must be a valid list"),
+        ({"facts": {"shape": [2**30] * 3}}, {}, "shape is of more numbers than any input has"),
+        ({"facts": {"shape": [1] * 9}}, {}, "shape"),
+        ({"facts": {"classes": 2**40}}, {}, "classes must be less than"),
+        ({"facts": {"classes": "x" * 5000}}, {}, "classes"),
+        ({"facts": {"model": 3}}, {}, "model must be a name"),
+        ({"facts": {"loss": 3}}, {}, "loss must be a valid string"),
+        ({"facts": {"mean": "x", "std": [1]}}, {}, "mean must be a valid list"),
+        ({"facts": {"mean": [0.5]}}, {}, "mean and std must be given together"),
+        ({"facts": {"mean": [0.5], "std": [0]}}, {}, "std.0 must be greater than 0"),
+        ({"facts": {"mean": [0.5], "std": [1, 1]}}, {}, "equally many channels"),
+        ({"facts": {"mean": [0.5], "std": [1], "shape": [3, 4, 4]}}, {}, "of 1 channels, but an input's shape"),
+        ({"facts": {"std": [10**400], "mean": [0]}}, {}, "std"),
+        ({"facts": {"defense": [1] * 5000}}, {}, "defense must be a valid string"),
+        ({"facts": {"local_epochs": "two"}}, {}, "local_epochs must be a valid integer"),
+        ({"facts": {"local_epochs": 2}}, {}, "its 1 steps cannot be those of 2 local epochs"),
+        ({"facts": {"buffers": "theirs"}}, {}, "buffers must be 'shared', 'local' or 'recalibrated'"),
+        ({"facts": ["shape"]}, {}, "facts must be an object"),
         ({"format": "fedveil-truth"}, {}, "not a fedveil capture"),
         ({"version": 2}, {}, "version 2"),
         ({"version": "9" * 5000}, {}, "version '9999"),
         ({"format": "x" * 5000}, {}, "not a fedveil capture"),
     ],
-    ids=str,
+    ids=lambda value: f"{value!s:.60}",
 )
 def test_files_that_lie_are_refused_in_one_line(
     tmp_path: Path, header: dict[str, object], tensors: dict[str, torch.Tensor | None], said: str
@@ -169,6 +282,24 @@ def test_check_names_the_first_misfit() -> None:
         a_capture(before=part, shared=part, **plain).check(model)
     with pytest.raises(FedveilError, match="no buffer 'mean'"):
         a_capture(before=fit, shared=fit).check(model)
+
+
+def test_a_captured_update_is_read_from_its_files_on_demand(tmp_path: Path) -> None:
+    images = torch.rand(8, 1, 4, 4)
+    truth = Truth(images, torch.arange(8), images + 1)
+    held = Captured(a_capture(), truth)
+    assert held.capture.round == held.round == 1
+    stored = held.saved(tmp_path / "capture", tmp_path / "truth")
+    assert not any(isinstance(value, Capture | Truth) for value in vars(stored).values())
+    assert (stored.client, stored.round) == (3, 1)
+    assert_rows_equal(stored.capture.shared, held.capture.shared)
+    assert torch.equal(leaves(stored.truth.seen)[None], images + 1)
+    other = Captured.stored(2, 1, tmp_path / "capture", tmp_path / "truth")
+    with pytest.raises(FedveilError, match="is of client 3 in round 1, not of client 2 in round 1"):
+        _ = other.capture
+    (tmp_path / "truth").unlink()
+    with pytest.raises(FedveilError, match="there is no fedveil truth"):
+        _ = stored.truth
 
 
 # ---- what a run captures -------------------------------------------------------------------------------------

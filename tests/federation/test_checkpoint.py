@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import safetensors.torch
@@ -22,7 +26,9 @@ from fedveil.federation.checkpoint import configuration, load_checkpoint
 from fedveil.federation.observers import Observer
 from fedveil.federation.run import Run, federate
 from fedveil.federation.settings import Federation
+from fedveil.federation.tensorfile import KEY, ORDER, seal
 from fedveil.tasks.task import Task, task
+from fedveil.tensors import read_safetensors
 
 from .small import Feedback, Noted, Shift, assert_rows_equal, small_task
 
@@ -162,6 +168,152 @@ def test_a_damaged_checkpoint_is_one_line(tmp_path: Path, damage: str) -> None:
     with pytest.raises(FedveilError, match=r"damaged|is not a fedveil checkpoint") as caught:
         federate(made, None, SETTINGS, folder=tmp_path, resume=True)
     assert "\n" not in str(caught.value)
+
+
+# ---- forged ------------------------------------------------------------------------------------------------------
+
+Change = Callable[[dict[str, Any], dict[str, torch.Tensor]], object]
+
+
+def forged(path: Path, change: Change) -> None:
+    """The checkpoint with other contents and a hash that is right."""
+    metadata, tensors = read_safetensors(path)
+    header = json.loads(metadata[KEY])
+    change(header, tensors)
+    header["sha256"] = seal(json.dumps(header), tensors)
+    # NaN and infinity, too, as Python writes them
+    safetensors.torch.save_file(tensors, path, {KEY: json.dumps(header), ORDER: json.dumps(list(tensors))})
+
+
+def renamed(old: str, new: str) -> Change:
+    return lambda header, tensors: tensors.update({new: tensors.pop(old)})
+
+
+def put(name: str, tensor: torch.Tensor) -> Change:
+    return lambda header, tensors: tensors.update({name: tensor})
+
+
+def record(number: int, **fields: object) -> Change:
+    return lambda header, tensors: header["history"][number].update(fields)
+
+
+def said(**fields: object) -> Change:
+    return lambda header, tensors: header.update(fields)
+
+
+WEIGHT, MEAN = "0.weight", "1.running_mean"
+FORGERIES: dict[str, tuple[Change, str]] = {
+    "weight missing": (lambda h, t: t.pop(f"params/{WEIGHT}"), "'0.weight' is missing from the weights"),
+    "weight too many": (put("params/x", torch.ones(2)), "'x' is no part of the weights"),
+    "weight renamed": (renamed(f"params/{WEIGHT}", "params/"), "the weights"),
+    "all weights": (lambda h, t: [t.pop(n) for n in list(t) if n.startswith("params/")], "missing from the weights"),
+    "weight's shape": (put(f"params/{WEIGHT}", torch.ones(6, 5)), r"has shape \(6, 5\) in the weights, not \(5, 6\)"),
+    "weight's type": (put(f"params/{WEIGHT}", torch.ones(5, 6).double()), "is torch.float64 in the weights"),
+    "weight of 8 bits": (put(f"params/{WEIGHT}", torch.ones(5, 6).to(torch.float8_e4m3fn)), "float8"),
+    "weight is NaN": (put(f"params/{WEIGHT}", torch.full((5, 6), torch.nan)), "holds NaN or infinity"),
+    "buffer missing": (lambda h, t: t.pop(f"buffers/{MEAN}"), "is missing from the buffers"),
+    "buffer infinite": (put(f"buffers/{MEAN}", torch.full((5,), torch.inf)), "holds NaN or infinity"),
+    "momentum missing": (lambda h, t: t.pop(f"velocity/{WEIGHT}"), "is missing from the momentum"),
+    "momentum's shape": (put(f"velocity/{WEIGHT}", torch.ones(5)), "in the momentum"),
+    "foreign part": (put("more/x", torch.ones(1)), "it holds 'more', which none has"),
+    "no part": (put("x", torch.ones(1)), "it holds 'x', which none has"),
+    "own buffers": (put("local/0/x", torch.ones(1)), "holds clients' own buffers, and the task has none"),
+    "own buffers of nobody": (put("local/-1/x", torch.ones(1)), "'-1' is not the number of a client"),
+    "memory of nobody": (put("state/x/1/y", torch.ones(1)), "'x' is not the number of a client"),
+    "memory of client 4": (put(f"state/4/1/{WEIGHT}", torch.ones(5, 6)), "tells of client 4, and they are 0 to 3"),
+    "memory of no place": (put("state/0/9/x", torch.ones(1)), "memory '0/9/x' is of no defense"),
+    "memory of round": (put("state/0/0/x", torch.ones(1)), "memory '0/0/x' is of no defense"),
+    "memory without a name": (put("state/0/1", torch.ones(1)), "memory '0/1' is of no defense"),
+    "memory's shape": (put(f"state/0/1/{WEIGHT}", torch.ones(7)), "what client 0 remembers is nothing for"),
+    "memory is NaN": (put(f"state/0/1/{WEIGHT}", torch.full((5, 6), torch.nan)), "'0.weight' that client 0 remembers"),
+    "best model": (put("best_params/x", torch.ones(1)), "holds a best model, and none was looked for"),
+    "best buffers": (put("best_buffers/x", torch.ones(1)), "a best model's buffers without its weights"),
+    "best round": (said(best_round=1), "its best round is 1, and by its history none"),
+    "best round of none": (said(best_round=-1), "its best round is -1"),
+    "stopped": (said(stopped=True), "it has stopped early, against its history"),
+    "chunk": (said(chunk=-1), "it stacks -1 clients at a time"),
+    "large chunk": (said(chunk=10**9), "it stacks 1000000000 clients"),
+    "backend": (said(backend="auto"), "backend must be"),
+    "no history": (said(history=[]), "it tells of 0 rounds, not 1 to 5"),
+    "history is no list": (said(history=3), "history must be"),
+    "untrained": (said(untrained={"test": 7}), "a utility of the untrained model is 7.0, no fraction"),
+    "round's number": (record(1, round=7), "round 2 is called 7"),
+    "more rounds": (lambda h, t: h["history"].extend(h["history"] * 3), "it tells of 8 rounds"),
+    "round's clients": (record(0, clients=[0, 99]), "the clients of round 1 are others"),
+    "round without clients": (record(0, clients=[]), "the clients of round 1 are others"),
+    "round's loss": (record(0, train_loss=float("nan")), "the loss of round 1 is nan"),
+    "round's seconds": (record(0, seconds=-1), "seconds of round 1 is -1"),
+    "round's bytes": (record(0, bytes_up=10**30), "bytes_up of round 1 is 1000"),
+    "round's utility": (record(0, utility={"test": -0.5}), "a utility of round 1 is -0.5"),
+    "round's metric": (record(0, utility={"metric": "AUROC"}), "round 1 is measured by AUROC, others by accuracy"),
+    "no hash": (lambda h, t: h.update(version=2), ""),
+}
+
+
+@pytest.fixture(scope="module")
+def two_rounds(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("forged")
+    with pytest.raises(Stop):
+        federate(small_task(sizes=SIZES), FORGED, SETTINGS, folder=folder, backend="stacked", observers=[StopAt(3)])
+    return folder
+
+
+FORGED = Chain((Shift(), Feedback()))
+
+
+@pytest.mark.parametrize("name", FORGERIES)
+def test_a_checkpoint_with_a_right_hash_and_wrong_contents_is_one_line(
+    tmp_path: Path, two_rounds: Path, name: str
+) -> None:
+    change, line = FORGERIES[name]
+    shutil.copytree(two_rounds, tmp_path / "run")
+    path = tmp_path / "run" / "checkpoint.safetensors"
+    forged(path, change)
+    made = small_task(sizes=SIZES)
+    if not line:  # sealed again without any change: it goes on
+        federate(made, FORGED, SETTINGS, folder=path.parent, resume=True)
+        return
+    with pytest.raises(FedveilError, match=line) as caught:
+        federate(made, FORGED, SETTINGS, folder=path.parent, resume=True)
+    assert str(path) in str(caught.value)
+
+
+def test_a_checkpoint_without_its_hash_is_refused(tmp_path: Path, two_rounds: Path) -> None:
+    shutil.copytree(two_rounds, tmp_path / "run")
+    path = tmp_path / "run" / "checkpoint.safetensors"
+    metadata, tensors = read_safetensors(path)
+    header = json.loads(metadata[KEY])
+    safetensors.torch.save_file(tensors, path, {KEY: json.dumps({**header, "sha256": None})})
+    with pytest.raises(FedveilError, match="its hash is missing"):
+        federate(small_task(sizes=SIZES), FORGED, SETTINGS, folder=path.parent, resume=True)
+
+
+def test_a_best_model_must_follow_from_the_history(tmp_path: Path) -> None:
+    made = small_task(norm=False)
+    settings = Federation(rounds=4, batch_size=4, lr=0.05, patience=4)
+    federate(made, None, settings, folder=tmp_path, backend="stacked")
+    path = tmp_path / "checkpoint.safetensors"
+    whole = path.read_bytes()
+    for change, line in (
+        (said(best_round=9), "its best round is 9, and by its history"),
+        (lambda h, t: [t.pop(n) for n in list(t) if n.startswith("best")], "its best model is missing"),
+        (put("best_params/0.weight", torch.ones(2)), "in the best weights"),
+        (put("best_buffers/x", torch.ones(2)), "no part of the best buffers"),
+    ):
+        path.write_bytes(whole)
+        forged(path, change)
+        with pytest.raises(FedveilError, match=line):
+            federate(made, None, settings, folder=tmp_path, resume=True)
+
+
+def test_weights_go_on_where_torch_puts_its_own(two_rounds: Path) -> None:
+    """Else kernels round otherwise than in the run that was never stopped."""
+    described = configuration(small_task(sizes=SIZES), FORGED, SETTINGS, 0)
+    progress, _ = load_checkpoint(two_rounds / "checkpoint.safetensors", FORGED, described)
+    server = progress.server
+    tensors = [tensor for row in (server.params, server.buffers, server.velocity) for tensor in row.values()]
+    assert len(tensors) > 9
+    assert [tensor.data_ptr() % 64 for tensor in tensors] == [0] * len(tensors)
 
 
 # ---- killed for real -------------------------------------------------------------------------------------------

@@ -47,6 +47,14 @@ def test_wrong_arguments(fedveil: Fedveil, tmp_path: Path, arguments: tuple[str,
     assert list(tmp_path.iterdir()) == []
 
 
+def test_weights_that_are_missing_are_told_before_the_folder_is_taken(
+    fedveil: Fedveil, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDVEIL_DATA", str(tmp_path / "nowhere"))
+    refused(fedveil("audit", *QUICK, "--lpips", "alex", "--out", "out"), "lpips needs AlexNet's ImageNet weights")
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     "text, words",
     [

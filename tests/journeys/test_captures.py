@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 
 import fedveil as fv
+from fedveil.federation.capture import Truth
 from fedveil.tasks.models.mlp import MLP
 
 from .console import SMALL, Fedveil, files, refused
@@ -129,6 +130,27 @@ def test_what_cannot_be_attacked_is_refused(fedveil: Fedveil, trained: Path, tmp
     refused(fedveil("attack", one, "--labels", "guessed", *out), "unknown source of labels", "recovered")
     refused(fedveil("attack", one, "--labels", "known", "--attack", "dlg", *out), "always takes labels 'optimized'")
     refused(fedveil("attack", one, "--model", "lenet", *out), "does not fit the model")
+    refused(fedveil("attack", one, "--labels", "idlg", *out), "label of a single example, and this update is of 2")
+    refused(fedveil("attack", one, "--model", "bert", *out), "bert takes text")
+    refused(fedveil("attack", one, "--shape", "64,1,1", *out), "of 1 channels, but an input's shape is [64, 1, 1]")
+    refused(fedveil("attack", one, "--classes", "5", *out), "3.weight is (10, 16) in the update and (5, 16)")
+    refused(fedveil("attack", one, "--defense", "nonsense", *out), "unknown defense 'nonsense'")
+    refused(fedveil("attack", "run/model.safetensors", *out), "run/model.safetensors is not a fedveil capture")
+    refused(fedveil("attack", "run/config.toml", *out), "run/config.toml is damaged or not a fedveil capture")
+    (tmp_path / "empty").mkdir()
+    refused(fedveil("attack", "empty", *out), "empty holds no capture")
+    refused(fedveil("attack", one, "--truths", "empty", *out), "there is no fedveil truth at empty/")
+    pictures = torch.rand(2, 1, 8, 8)
+    for truth, words in (
+        (Truth(pictures[:, :, :4], torch.zeros(2).long(), pictures[:, :, :4]), "images of shape (1, 4, 8)"),
+        (Truth(pictures, torch.tensor([0, 10]), pictures), "labels must be between 0 and 9"),
+        (Truth(pictures, torch.zeros(2), pictures), "labels must be whole numbers"),
+        (Truth(pictures[:1], torch.tensor([0]), pictures[:1]), "a truth holds 1 examples, its capture is of 2"),
+        (Truth(pictures.byte(), torch.zeros(2).long(), pictures.byte()), "not torch.uint8"),
+        (Truth({"a": pictures}, torch.zeros(2).long(), {"a": pictures}), "only images can be scored"),
+    ):
+        truth.save(tmp_path / "other.safetensors")
+        refused(fedveil("attack", one, "--truth", "other.safetensors", *out), words)
     refused(fedveil("attack", one, "--attack", "dgl", *out), "did you mean 'dlg'?")
     refused(fedveil("attack", one, "--backend", "fats", *out), "unknown backend")
     refused(fedveil("attack", one, "--truths", "run/truths", "--data", "digts", *out), "did you mean 'digits'?")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import copy
+import math
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +22,7 @@ from fedveil.defenses.base import Facts
 from fedveil.defenses.chain import Chain
 from fedveil.errors import FedveilError
 from fedveil.federation.capture import Capture, pseudo_gradient
+from fedveil.federation.facts import PublicFacts
 from fedveil.registry import models
 from fedveil.streams import Streams
 from fedveil.tasks.models.base import ModelSpec
@@ -27,7 +30,8 @@ from fedveil.tasks.normalization import Normalization
 from fedveil.tree import Tree
 from fedveil.workers import Workers
 
-T = TypeVar("T")
+ALIKE = ("kind", "steps", "lr", "momentum", "batch_sizes")  # in which captures of one attack must agree
+WAY_THROUGH = 256  # numbers that a model keeps on the way for one number of its input, at the least
 
 
 @dataclass(frozen=True)
@@ -64,11 +68,8 @@ def attack_captures(
     labels: (captures, examples) where the attacker is told; else the attack must find them.
     """
     setting = setting or CaptureSetting()
-    model = check_captures(captures, setting)
-    first = captures[0]
-    facts = first.facts
-    shape = _shape(first, setting)
-    examples = examples_of(first)
+    found = check_captures(captures, setting, labels)
+    first, examples = captures[0], examples_of(captures[0])
     local = None
     if first.kind != "gradient" and setting.unroll and first.steps > 1:
         local = LocalSteps(
@@ -76,17 +77,17 @@ def attack_captures(
             batch_size=first.batch_sizes[0],
             lr=first.lr[0],
             momentum=first.momentum,
-            weight_decay=float(facts.get("weight_decay") or 0.0),
+            weight_decay=first.public.weight_decay or 0.0,
         )
     named = _chain(first, setting)
     scene = Scene(
-        model=model,
+        model=found.model,
         loss=setting.loss,
         params=Tree.stack([capture.before for capture in captures]),
-        buffers=_buffers(captures, model),
-        shape=shape,
+        buffers=_buffers(captures, found.model),
+        shape=found.shape,
         batch_size=examples,
-        classes=setting.classes or facts.get("classes"),
+        classes=found.classes,
         normalization=pixel_map(first, setting),
         facts=Facts(kind=first.kind, batch_size=examples, steps=first.steps, lr=first.lr[0], momentum=first.momentum),
         streams=Streams.seeded(seed, range(len(captures)), "attack"),
@@ -98,58 +99,177 @@ def attack_captures(
     return run_roles(attack, problems, backend=backend, progress=progress, workers=workers)
 
 
-def check_captures(captures: Sequence[Capture], setting: CaptureSetting) -> nn.Module:
-    """Refuse what cannot be attacked together or does not fit the model, before long work; returns the model."""
+@dataclass(frozen=True)
+class Attackable:
+    """What is known once captures were found to fit together and to fit their model."""
+
+    model: nn.Module
+    shape: tuple[int, ...]  # of one input
+    classes: int | None  # None where the model's output is not one score per class
+
+
+def check_captures(captures: Sequence[Capture], setting: CaptureSetting, labels: Tensor | None = None) -> Attackable:
+    """Refuse what cannot be attacked together or does not fit the model, before any long work."""
     if not captures:
         raise FedveilError("there is no captured update to attack")
     _check_alike(captures)
-    model = setting.model if setting.model is not None else named_model(captures[0])
+    first = captures[0]
+    _check_loss(first, setting)
+    model = setting.model if setting.model is not None else named_model(first)
+    shape = _shape(first, setting)
+    if len(shape) != 3:
+        raise FedveilError(f"an attack reconstructs images of shape (channels, height, width), not inputs of {shape}")
+    _check_memory(captures, shape)
     for capture in captures:
         capture.check(model)
-        examples_of(capture)
-    pixel_map(captures[0], setting)
-    _chain(captures[0], setting).check_message(captures[0].kind)
-    return model
+        _check_gradient(capture)
+    normalization = pixel_map(first, setting)
+    if normalization.channels != shape[0]:
+        raise FedveilError(f"the normalization is of {normalization.channels} channels, an input's shape is {shape}")
+    classes = _classes(model, shape, first, setting)
+    if labels is not None:
+        check_labels(labels, captures, classes)
+    if setting.unroll and not steps_alike(first):
+        raise FedveilError(
+            "the local steps behind this update differ in size or rate, and an attack can repeat only equal ones: "
+            "match their mean gradient instead (unroll=False)"
+        )
+    _chain(first, setting).check_message(first.kind)
+    return Attackable(model, shape, classes)
 
 
 def examples_of(capture: Capture) -> int:
     """How many examples are behind an update; local epochs see the same ones again."""
-    return sum(capture.batch_sizes[: _steps_per_epoch(capture, capture.facts)])
+    return sum(_epoch(capture))
+
+
+def steps_alike(capture: Capture) -> bool:
+    """Whether all local steps are of one size and rate, but for a smaller last batch of every epoch."""
+    epoch = _epoch(capture)
+    size, rest = epoch[0], epoch[-1]
+    whole = (*(size,) * (len(epoch) - 1), rest)
+    epochs = capture.steps // len(epoch)
+    return rest <= size and capture.batch_sizes == whole * epochs and len(set(capture.lr)) == 1
+
+
+def _epoch(capture: Capture) -> tuple[int, ...]:
+    """The batch sizes of a local epoch."""
+    return capture.batch_sizes[: capture.steps // (capture.public.local_epochs or 1)]
 
 
 def pixel_map(capture: Capture, setting: CaptureSetting) -> Normalization:
     """The normalization that the attacker supposes; where none is stated, inputs are pixels between 0 and 1."""
-    return setting.normalization or _normalization(capture.facts, _shape(capture, setting))
+    facts = capture.public
+    if setting.normalization is not None:
+        return setting.normalization
+    if facts.mean is not None and facts.std is not None:
+        return Normalization(tuple(facts.mean), tuple(facts.std))
+    channels = _shape(capture, setting)[0]
+    return Normalization((0.0,) * channels, (1.0,) * channels)
 
 
 def _shape(capture: Capture, setting: CaptureSetting) -> tuple[int, ...]:
-    return setting.shape or _fact(capture.facts, "shape", _lengths, "the shape of an input (--shape 1,28,28)")
+    shape = setting.shape or capture.public.shape
+    if not shape:
+        raise FedveilError("the capture does not tell the shape of an input: give it (--shape 1,28,28)")
+    return tuple(shape)
 
 
 def _chain(capture: Capture, setting: CaptureSetting) -> Chain:
     """The defense that the attacker supposes, or what the capture says of it."""
-    given = setting.defense if setting.defense is not None else capture.facts.get("defense")
-    if not isinstance(given, Chain | str | None):
-        raise FedveilError(f"the capture's defense is not usable: {given!r:.80}; give it (--defense)")
-    chain = Chain.of(given)
+    told = capture.public.defense
+    chain = Chain.of(setting.defense if setting.defense is not None else told)
     return Chain(tuple(defense for defense in chain.defenses if defense.name != "none"))
 
 
 def _check_alike(captures: Sequence[Capture]) -> None:
-    first = captures[0]
+    first, facts = captures[0], captures[0].public
     for capture in captures[1:]:
-        for name in ("kind", "steps", "lr", "momentum", "batch_sizes"):
-            if getattr(capture, name) != getattr(first, name):
+        told = capture.public
+        pairs = [(name, getattr(first, name), getattr(capture, name)) for name in ALIKE]
+        pairs += [(name, getattr(facts, name), getattr(told, name)) for name in PublicFacts.model_fields]
+        for name, one, other in pairs:
+            if one != other:
                 raise FedveilError(
-                    f"captures attacked together must agree in {name}: {getattr(first, name)} and "
-                    f"{getattr(capture, name)}; attack them one by one"
+                    f"captures attacked together must agree in {name}: {one!s:.80} and {other!s:.80}; "
+                    "attack them one by one"
                 )
+
+
+def _check_memory(captures: Sequence[Capture], shape: tuple[int, ...]) -> None:
+    """The least that an attack holds: for three roles the candidates, their gradient and two moments of it.
+
+    And one example's way through the model, which takes its time and memory too when it is checked.
+    """
+    needed = max(len(captures) * examples_of(captures[0]) * 3 * 4, WAY_THROUGH) * math.prod(shape) * 4
+    memory = physical_memory()
+    if memory is not None and needed > memory:
+        raise FedveilError(
+            f"an attack on {len(captures):,} x {examples_of(captures[0]):,} examples of shape {shape} needs "
+            f"{needed / 2**30:,.1f} GiB or more, and this machine has {memory / 2**30:,.1f}: attack fewer captures at "
+            "once, if their batch sizes and shape are right"
+        )
+
+
+def physical_memory() -> int | None:
+    """The machine's memory in bytes, where the system tells it."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        return None
+
+
+def _check_loss(capture: Capture, setting: CaptureSetting) -> None:
+    told = capture.public.loss
+    if setting.loss is functional.cross_entropy and told not in (None, "cross_entropy", "CrossEntropyLoss"):
+        raise FedveilError(
+            f"the update was made under the loss '{told:.80}', not cross-entropy: give it (CaptureSetting(loss=...) in "
+            "Python)"
+        )
+
+
+def _check_gradient(capture: Capture) -> None:
+    for name, tensor in pseudo_gradient(capture).items():
+        if not bool(torch.isfinite(tensor).all()):
+            raise FedveilError(f"the gradient behind {name} is not finite: the learning rates of the capture are wrong")
+
+
+def _classes(model: nn.Module, shape: tuple[int, ...], first: Capture, setting: CaptureSetting) -> int | None:
+    """The model's scores per input, after one input has gone through it: what is wrong with its shape shows here."""
+    try:
+        with torch.no_grad():
+            probed = copy.deepcopy(model).eval()
+            given = torch.zeros(1, *shape, dtype=next(iter(first.before.values())).dtype)
+            output = probed(given)
+    except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError) as error:
+        reason = str(error).strip().partition("\n")[0][:200]
+        raise FedveilError(
+            f"the model {type(model).__name__} does not take inputs of shape {shape}: {reason}"
+        ) from None
+    told = setting.classes or first.public.classes
+    if not isinstance(output, Tensor) or output.dim() != 2:
+        return told
+    if told not in (None, output.shape[1]):
+        raise FedveilError(f"the model {type(model).__name__} tells {output.shape[1]} classes apart, not {told}")
+    return output.shape[1]
+
+
+def check_labels(labels: Tensor, captures: Sequence[Capture], classes: int | None) -> None:
+    """Refuse labels that are not one class of the model per example."""
+    expected = (len(captures), examples_of(captures[0]))
+    if tuple(labels.shape) != expected or labels.is_floating_point() or labels.is_complex():
+        raise FedveilError(
+            f"labels must be whole numbers of shape {expected}, one per example: not {labels.dtype} of shape "
+            f"{tuple(labels.shape)}"
+        )
+    if classes is not None and labels.numel() and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
+        raise FedveilError(f"labels must be between 0 and {classes - 1}: they do not belong to this model")
 
 
 def named_model(capture: Capture) -> nn.Module:
     """The model that a capture of fedveil's own names."""
-    facts = capture.facts
-    described = facts.get("model")
+    facts = capture.public
+    described = facts.model
     if isinstance(described, str):
         spec = models.parse(described)
     elif isinstance(described, dict) and isinstance(described.get("name"), str):
@@ -157,8 +277,10 @@ def named_model(capture: Capture) -> nn.Module:
     else:
         raise FedveilError("the capture does not name its model: give it (--model lenet), or model= in Python")
     assert isinstance(spec, ModelSpec)
-    shape = _fact(facts, "shape", _lengths, "the shape of an input (--shape 1,28,28)")
-    classes = _fact(facts, "classes", _length, "the number of classes (--classes 10)")
+    shape = _shape(capture, CaptureSetting())
+    if facts.classes is None:
+        raise FedveilError("the capture does not tell the number of classes: give it (--classes 10)")
+    classes = facts.classes
     try:
         # First without memory: what a file says of its model need not fit what it holds.
         with torch.device("meta"):
@@ -170,55 +292,9 @@ def named_model(capture: Capture) -> nn.Module:
         raise FedveilError(f"the capture's model cannot be built: {reason}; give it (--model lenet)") from None
 
 
-def _fact(facts: dict[str, Any], name: str, read: Callable[[Any], T], what: str) -> T:
-    if facts.get(name) is None:
-        raise FedveilError(f"the capture does not tell {what}: give it")
-    try:
-        return read(facts[name])
-    except (TypeError, ValueError, OverflowError):
-        raise FedveilError(f"the capture's {name} is not usable: {facts[name]!r:.80}; give {what}") from None
-
-
-def _length(value: Any) -> int:
-    if type(value) is not int or not 0 < value < 2**31:
-        raise ValueError
-    return value
-
-
-def _lengths(value: Any) -> tuple[int, ...]:
-    return tuple(_length(each) for each in _listed(value))
-
-
-def _numbers(value: Any) -> tuple[float, ...]:
-    if not all(type(each) in (int, float) for each in _listed(value)):
-        raise ValueError
-    return tuple(float(each) for each in value)
-
-
-def _listed(value: Any) -> list[Any]:
-    if not isinstance(value, list | tuple) or not value:
-        raise ValueError
-    return list(value)
-
-
-def _steps_per_epoch(capture: Capture, facts: dict[str, Any]) -> int:
-    told = facts.get("local_epochs") is not None
-    epochs = _fact(facts, "local_epochs", _length, "the number of local epochs") if told else 1
-    return max(capture.steps // epochs, 1)
-
-
 def _buffers(captures: Sequence[Capture], model: nn.Module) -> Tree:
     own = {name: buffer.detach() for name, buffer in model.named_buffers()}
     return Tree.stack([{**own, **(capture.buffers_before or {})} for capture in captures])
-
-
-def _normalization(facts: dict[str, Any], shape: tuple[int, ...]) -> Normalization:
-    """The stated normalization; without one, pixels between 0 and 1."""
-    mean, std = facts.get("mean"), facts.get("std")
-    if mean is None or std is None:
-        return Normalization((0.0,) * shape[0], (1.0,) * shape[0])
-    what = "a mean and a standard deviation per channel"
-    return Normalization(_fact(facts, "mean", _numbers, what), _fact(facts, "std", _numbers, what))
 
 
 def truth_labels(targets: Sequence[Tensor], captures: Sequence[Capture]) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from fedveil.attacks.base import Attack
+from fedveil.auditing.judges import check_judges
 from fedveil.auditing.settings import Audit
 from fedveil.defenses.chain import Chain
 from fedveil.errors import FedveilError
@@ -57,6 +58,7 @@ def check(
             f"{settings.victims} victims with {settings.batch_size} examples leave no test examples to tell them from: "
             f"there are {len(task.test)}"
         )
+    check_judges(task, settings)
     return task.normalization or _identity(task)
 
 

@@ -7,10 +7,20 @@ from collections.abc import Callable
 from torch import Tensor
 
 from fedveil.auditing.settings import Audit
+from fedveil.errors import FedveilError
 from fedveil.leakage.lpips import load
 from fedveil.leakage.reference import reference
 from fedveil.leakage.score import Classifier
 from fedveil.tasks.task import Task
+
+
+def check_judges(task: Task, settings: Audit) -> None:
+    """Refuse an LPIPS distance whose weights are missing or damaged, or that cannot take these pictures."""
+    if settings.lpips == "none":
+        return
+    load(settings.lpips)
+    if task.shape[0] not in (1, 3):
+        raise FedveilError(f"lpips takes pictures of 1 or 3 channels, these have {task.shape[0]}: use lpips 'none'")
 
 
 def compared_by(

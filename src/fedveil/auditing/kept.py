@@ -10,13 +10,14 @@ from typing import Any, cast
 
 import safetensors.torch
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor
 
 from fedveil.attacks.problem import Reconstruction
 from fedveil.auditing.result import Role
 from fedveil.files import write_atomically
 from fedveil.tasks.fingerprint import fingerprint
+from fedveil.tensors import read_safetensors
 
 Found = dict[Role, Reconstruction]
 _TENSORS = ("inputs", "labels", "cost", "costs", "iterates")
@@ -53,21 +54,19 @@ def _seal(tensors: dict[str, Tensor], rest: object) -> str:
 def _load(path: Path, mark: str) -> Found | None:
     """What was kept; None where the file is missing, damaged or of another configuration."""
     try:
-        with safe_open(path, "pt") as file:
-            metadata = file.metadata() or {}
-            if metadata.get("fedveil-attack") != mark:
-                return None
-            rest = json.loads(metadata["rest"])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no dict)
-            if metadata["sha256"] != _seal(tensors, rest):
-                return None
-            return {
-                cast(Role, role): Reconstruction(
-                    **{name: tensors[f"{role}/{name}"] for name in _TENSORS},
-                    steps=list(said["steps"]),
-                    seconds=float(said["seconds"]),
-                )
-                for role, said in rest.items()
-            }
+        metadata, tensors = read_safetensors(path)
+        if metadata.get("fedveil-attack") != mark:
+            return None
+        rest = json.loads(metadata["rest"])
+        if metadata["sha256"] != _seal(tensors, rest):
+            return None
+        return {
+            cast(Role, role): Reconstruction(
+                **{name: tensors[f"{role}/{name}"] for name in _TENSORS},
+                steps=list(said["steps"]),
+                seconds=float(said["seconds"]),
+            )
+            for role, said in rest.items()
+        }
     except (OSError, SafetensorError, KeyError, ValueError, TypeError, AttributeError, RecursionError):
         return None

@@ -21,9 +21,11 @@ from fedveil.auditing.captures import (
     CaptureSetting,
     attack_captures,
     check_captures,
+    check_labels,
     examples_of,
     named_model,
     pixel_map,
+    steps_alike,
     truth_labels,
 )
 from fedveil.auditing.outcome import LeakageTable
@@ -85,9 +87,20 @@ def run_attack(given: AttackOptions) -> None:
     truths = [Truth.load(path) for path in _truth_paths(given, paths)]
     attack, assumed = _attack(given, captures, bool(truths))
     setting = _setting(given, captures[0])
-    check_captures(captures, setting)
-    originals = _originals(truths, captures) if truths else None
-    labels = truth_labels([truth.targets for truth in truths], captures) if truths else None
+    if not steps_alike(captures[0]):
+        setting = replace(setting, unroll=False)
+        assumed.append("the local steps differ in size or rate: their mean gradient is matched")
+    known = check_captures(captures, setting)
+    if attack.choices().labels == "idlg" and examples_of(captures[0]) != 1:
+        raise FedveilError(
+            f"iDLG reads the label of a single example, and this update is of {examples_of(captures[0])}: use "
+            "--labels recovered"
+        )
+    originals = labels = None
+    if truths:
+        originals = _originals(truths, captures, known.shape)
+        labels = truth_labels([truth.targets for truth in truths], captures)
+        check_labels(labels, captures, known.classes)
     others = _others(given, originals, labels, pixel_map(captures[0], setting)) if originals is not None else None
     writable_folder(out)
     display = Display(quiet=given.quiet)
@@ -193,20 +206,25 @@ def _shape(text: str | None) -> tuple[int, ...] | None:
 # ---- the truth, for scoring only -----------------------------------------------------------------------------
 
 
-def _originals(truths: list[Truth], captures: list[Capture]) -> Tensor:
+def _originals(truths: list[Truth], captures: list[Capture], shape: tuple[int, ...]) -> Tensor:
     """The images behind every capture: (captures, examples, C, H, W)."""
-    stacked = []
+    stacked: list[Tensor] = []
     for truth, capture in zip(truths, captures, strict=True):
         size = examples_of(capture)
         if not isinstance(truth.inputs, Tensor) or truth.inputs.dim() != 4:
             raise FedveilError("only images can be scored: this truth holds other inputs")
-        if len(truth.inputs) < size:
+        if tuple(truth.inputs.shape[1:]) != shape:
+            raise FedveilError(
+                f"a truth holds images of shape {tuple(truth.inputs.shape[1:])}, its capture is of inputs of {shape}: "
+                "they do not belong together"
+            )
+        if not truth.inputs.is_floating_point():
+            raise FedveilError(f"a truth holds images as the model takes them, not {truth.inputs.dtype}")
+        if len(truth.inputs) not in (size, sum(capture.batch_sizes)):  # of one local epoch, or of all
             raise FedveilError(
                 f"a truth holds {len(truth.inputs)} examples, its capture is of {size}: they do not belong together"
             )
-        stacked.append(truth.inputs[:size])
-    if len({tuple(images.shape) for images in stacked}) > 1:
-        raise FedveilError("the truths hold images of different shapes: attack them one by one")
+        stacked.append(truth.inputs[:size].float())
     return torch.stack(stacked)
 
 

@@ -9,7 +9,7 @@ too. Its tensors are named
     buffers_before/NAME  optional: that buffer as the server sent it to the client
 
 where NAME is the name in the model's `named_parameters()` or `named_buffers()`. The file's metadata has an entry
-`fedveil`, a JSON object with these fields, all of them required:
+`fedveil`, a JSON object with these fields, all of them required but the last:
 
     format, version      "fedveil-capture", 1
     kind                 what `shared` is: "gradient", "weights" (after local training) or "delta" (their change)
@@ -21,6 +21,8 @@ where NAME is the name in the model's `named_parameters()` or `named_buffers()`.
     facts                an object of further public settings. fedveil writes model, loss, shape, classes, mean, std
                          (of the normalization, or null), defense, local_epochs, weight_decay and buffers; none is
                          required.
+    sha256               optional: the SHA-256 of the header and the tensors (`tensorfile.seal`). fedveil writes it;
+                         where it is given it must match, so that a flipped bit is noticed.
 
 A second entry of the metadata, `fedveil.order`, may list the names of the tensors in the model's order, which the
 format does not keep.
@@ -35,20 +37,27 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
+import pydantic
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from fedveil.clients.engine import Row
 from fedveil.defenses.base import Kind
 from fedveil.errors import FedveilError
+from fedveil.federation.facts import PublicFacts
 from fedveil.federation.tensorfile import Header, grouped, prefixed, read_tensors, write_tensors
+from fedveil.fields import problems
 from fedveil.tasks.inputs import Inputs, count, leaves
 
 CAPTURE = "fedveil-capture"
 TRUTH = "fedveil-truth"
 VERSION = 1
+MOST_STEPS = 100_000  # local steps behind one message
+MOST_EXAMPLES = 1_000_000  # of one step
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,17 +79,25 @@ class Capture:
     buffers: Row | None = None  # None where buffers are not shared
     buffers_before: Row | None = None
     facts: dict[str, Any] = field(default_factory=dict)
+    public: PublicFacts = field(init=False, repr=False)  # the facts that fedveil knows, with their types
 
     def __post_init__(self) -> None:
         for name in ("buffers", "buffers_before"):
             object.__setattr__(self, name, getattr(self, name) or None)  # a model without buffers shares none
-        wrong = _numbers_wrong(self) or _rows_wrong("shared", self.shared, "before", self.before)
+        for name in ("lr", "batch_sizes"):
+            if isinstance(getattr(self, name), list):
+                object.__setattr__(self, name, tuple(getattr(self, name)))
+        wrong = _fields_wrong(self) or _numbers_wrong(self)
+        for name in ("before", "shared", "buffers", "buffers_before"):
+            wrong = wrong or _kinds_wrong(name, getattr(self, name))
+        wrong = wrong or _rows_wrong("shared", self.shared, "before", self.before)
         if wrong is None and self.buffers is not None and self.buffers_before is not None:
             wrong = _rows_wrong("buffers", self.buffers, "buffers_before", self.buffers_before)
         for name in ("before", "shared", "buffers", "buffers_before"):
-            wrong = wrong or _values_wrong(name, getattr(self, name) or {}, floating=name in ("before", "shared"))
+            wrong = wrong or _values_wrong(prefixed(name, getattr(self, name) or {}), name in ("before", "shared"))
         if wrong:
             raise FedveilError(f"not a valid capture: {wrong}")
+        object.__setattr__(self, "public", PublicFacts.of(self.facts))
 
     def check(self, model: nn.Module) -> None:
         """Refuse a model that this update cannot come from, naming the first misfit."""
@@ -95,7 +112,11 @@ class Capture:
         """Write the file that the head of this module describes."""
         tensors = {**prefixed("before", self.before), **prefixed("shared", self.shared)}
         tensors |= prefixed("buffers", self.buffers or {}) | prefixed("buffers_before", self.buffers_before or {})
-        header = CaptureHeader(
+        write_tensors(Path(path), self.header(), tensors)
+
+    def header(self) -> CaptureHeader:
+        """All but the tensors, as it is written."""
+        return CaptureHeader(
             format=CAPTURE,
             version=VERSION,
             kind=self.kind,
@@ -107,7 +128,6 @@ class Capture:
             batch_sizes=list(self.batch_sizes),
             facts=self.facts,
         )
-        write_tensors(Path(path), header, tensors)
 
     @classmethod
     def load(cls, path: Path | str) -> Self:
@@ -146,8 +166,15 @@ class Truth:
 
     def __post_init__(self) -> None:
         for what, inputs in (("inputs", self.inputs), ("seen", self.seen)):
-            if not leaves(inputs) or count(inputs) != len(self.targets):
+            if not self.targets.dim() or not leaves(inputs) or count(inputs) != len(self.targets):
                 raise FedveilError(f"not a valid truth: {what} and targets differ in their number of examples")
+            named = {f"{what}/{name}" if name else what: tensor for name, tensor in leaves(inputs).items()}
+            wrong = _values_wrong({"targets": self.targets, **named})
+            if wrong:
+                raise FedveilError(f"not a valid truth: {wrong}")
+        shapes = [{name: tensor.shape for name, tensor in leaves(each).items()} for each in (self.inputs, self.seen)]
+        if shapes[0] != shapes[1]:
+            raise FedveilError("not a valid truth: the inputs and what was seen of them differ in shape")
 
     def save(self, path: Path | str) -> None:
         """Write it to a file of its own."""
@@ -162,15 +189,55 @@ class Truth:
         missing = sorted({"inputs", "targets", "seen"} - groups.keys())
         if missing:
             raise FedveilError(f"{path} is not a valid truth: {missing[0]} is missing")
-        return cls(_gathered(groups["inputs"]), tensors["targets"], _gathered(groups["seen"]))
+        if len(groups) > 3 or "targets" not in tensors or len(groups["targets"]) > 1:
+            raise FedveilError(f"{path} is not a valid truth: it holds more than inputs, targets and seen")
+        try:
+            return cls(_gathered(groups["inputs"]), tensors["targets"], _gathered(groups["seen"]))
+        except FedveilError as error:
+            raise FedveilError(f"{path}: {error}") from None
 
 
-@dataclass(frozen=True, eq=False)
 class Captured:
-    """A captured update with the truth behind it, as a simulation has both."""
+    """A captured update with the truth behind it, as a simulation has both: in memory, or in their files.
 
-    capture: Capture
-    truth: Truth
+    What lies in files is read when it is asked for and not kept: hold on to `capture` where it is used repeatedly.
+    """
+
+    def __init__(self, capture: Capture, truth: Truth) -> None:
+        self.client, self.round = capture.client, capture.round
+        self._capture: Capture | Path = capture
+        self._truth: Truth | Path = truth
+
+    @property
+    def capture(self) -> Capture:
+        """What the server saw."""
+        if isinstance(self._capture, Capture):
+            return self._capture
+        found = Capture.load(self._capture)
+        if (found.client, found.round) != (self.client, self.round):
+            raise FedveilError(
+                f"{self._capture} is of client {found.client} in round {found.round}, "
+                f"not of client {self.client} in round {self.round}"
+            )
+        return found
+
+    @property
+    def truth(self) -> Truth:
+        """The client's side of it."""
+        return self._truth if isinstance(self._truth, Truth) else Truth.load(self._truth)
+
+    def saved(self, capture: Path, truth: Path) -> Captured:
+        """Write both files; returns the same update without its tensors, which are read again on demand."""
+        self.capture.save(capture)
+        self.truth.save(truth)
+        return self.stored(self.client, self.round, capture, truth)
+
+    @classmethod
+    def stored(cls, client: int, number: int, capture: Path, truth: Path) -> Captured:
+        """The update of a client in round `number` that lies in these two files."""
+        made = cls.__new__(cls)
+        made.client, made.round, made._capture, made._truth = client, number, capture, truth
+        return made
 
 
 def pseudo_gradient(capture: Capture) -> Row:
@@ -201,13 +268,43 @@ class CaptureHeader(Header):
     """The JSON header of a capture file."""
 
     kind: Literal["gradient", "weights", "delta"]
-    client: int
-    round: int
-    steps: int
+    client: Annotated[int, Field(lt=2**31)]
+    round: Annotated[int, Field(lt=2**31)]
+    steps: Annotated[int, Field(le=MOST_STEPS)]  # each is repeated by the attack
     lr: list[float]
     momentum: float
-    batch_sizes: list[int]
+    batch_sizes: list[Annotated[int, Field(le=MOST_EXAMPLES)]]
     facts: dict[str, Any]
+
+
+def _fields_wrong(capture: Capture) -> str | None:
+    """What is of a wrong type or too large, or among the facts, if anything."""
+    try:
+        capture.header()
+        told = PublicFacts.of(capture.facts)
+    except pydantic.ValidationError as error:
+        return problems(error)
+    except (TypeError, OverflowError):
+        return "lr and batch_sizes must be lists of numbers, one per step"
+    except FedveilError as error:
+        return str(error)
+    if told.local_epochs and capture.steps % told.local_epochs:
+        return f"its {capture.steps} steps cannot be those of {told.local_epochs} local epochs"
+    return None
+
+
+def _kinds_wrong(name: str, row: Any) -> str | None:
+    """What is no tensor by name, or one of a kind that no model has."""
+    if row is None and name.startswith("buffers"):
+        return None
+    if not isinstance(row, dict):
+        return f"{name} must be tensors by name, not {type(row).__name__}"
+    for key, tensor in row.items():
+        if not isinstance(key, str) or not isinstance(tensor, Tensor):
+            return f"{name}/{key} must be a tensor"
+        if tensor.layout is not torch.strided or tensor.device.type == "meta":
+            return f"{name}/{key} must be a plain tensor, with all its values"
+    return None
 
 
 def _numbers_wrong(capture: Capture) -> str | None:
@@ -220,9 +317,11 @@ def _numbers_wrong(capture: Capture) -> str | None:
         if len(values) != capture.steps:
             return f"{name} needs one value per step: {capture.steps}, not {len(values)}"
         if not all(math.isfinite(value) and value > 0 for value in values):
-            return f"{name} must be positive (got {list(values)})"
+            return f"{name} must be positive (got {list(values)!s:.80})"
     if not 0 <= capture.momentum < 1:
         return f"momentum must be at least 0 and below 1 (got {capture.momentum})"
+    if not math.isfinite(step_weight(capture.lr, capture.momentum)):
+        return f"lr is too large (got {list(capture.lr)!s:.80})"
     return None
 
 
@@ -239,12 +338,12 @@ def _rows_wrong(name: str, row: Mapping[str, Tensor], other: str, against: Mappi
     return None
 
 
-def _values_wrong(name: str, row: Mapping[str, Tensor], *, floating: bool) -> str | None:
-    for key, tensor in row.items():
-        if floating and not tensor.is_floating_point():
-            return f"{name}/{key} must be of a floating type, not {tensor.dtype}"
+def _values_wrong(row: Mapping[str, Tensor], floating: bool = False) -> str | None:
+    for name, tensor in row.items():
+        if tensor.dtype not in FLOATS and (floating or tensor.is_floating_point()):
+            return f"{name} must be of a floating type of 16 bits or more, not {tensor.dtype}"
         if tensor.is_complex() or (tensor.is_floating_point() and not bool(torch.isfinite(tensor).all())):
-            return f"{name}/{key} contains NaN, infinity or complex numbers"
+            return f"{name} contains NaN, infinity or complex numbers"
     return None
 
 
@@ -254,6 +353,8 @@ def _fits(row: Mapping[str, Tensor], model: Mapping[str, Tensor], what: str, *, 
             return f"it has no trained {what} '{name}'" if complete else f"it has no {what} '{name}'"
         if tensor.shape != model[name].shape:
             return f"{name} is {tuple(tensor.shape)} in the update and {tuple(model[name].shape)} in the model"
+        if tensor.dtype != model[name].dtype:
+            return f"{name} is {tensor.dtype} in the update and {model[name].dtype} in the model"
     missing = [name for name in model if name not in row]
     return f"{what} '{missing[0]}' is not in the update" if complete and missing else None
 

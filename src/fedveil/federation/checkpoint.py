@@ -8,6 +8,7 @@ whole configuration, which a resumed run must have too. Randomness needs no savi
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -23,11 +24,11 @@ from fedveil.federation.server import Server
 from fedveil.federation.settings import Federation
 from fedveil.federation.tensorfile import Header, grouped, prefixed, read_tensors, write_tensors
 from fedveil.fields import field_values
-from fedveil.tasks.fingerprint import fingerprint
 from fedveil.tasks.task import Task
 
 CHECKPOINT = "fedveil-checkpoint"
-VERSION = 1
+VERSION = 2
+PARTS = {"params", "buffers", "velocity", "local", "state", "best_params", "best_buffers"}
 
 
 class CheckpointHeader(Header):
@@ -40,7 +41,6 @@ class CheckpointHeader(Header):
     history: list[RoundRecord]
     best_round: int
     stopped: bool
-    sha256: str  # of the tensors: the format itself would not notice a flipped bit
 
 
 @dataclass
@@ -116,7 +116,6 @@ def save_checkpoint(
         history=progress.history,
         best_round=progress.best_round,
         stopped=progress.stopped,
-        sha256=fingerprint(sorted(tensors.items())),
     )
     write_tensors(path, header, tensors)
 
@@ -129,14 +128,21 @@ def load_checkpoint(path: Path, chain: Chain, described: dict[str, Any]) -> tupl
         raise FedveilError(
             f"{path} belongs to another run: {'; '.join(changed)}. Choose another folder, or start anew without resume"
         )
-    if fingerprint(sorted(tensors.items())) != header.sha256:
-        raise FedveilError(f"{path} is damaged: its contents do not match their hash; start anew without resume")
+    if header.sha256 is None:
+        raise FedveilError(f"{path} is damaged: its hash is missing; start anew without resume")
     groups = grouped(tensors)
-    server = Server(groups.get("params", {}), groups.get("buffers", {}), groups.get("velocity", {}))
-    for name, row in grouped(groups.get("local", {})).items():
-        server.local[int(name)] = row
-    server.states = ClientStates(_states(groups.get("state", {}), chain))
+    unknown = sorted(groups.keys() - PARTS)
+    if unknown:
+        raise FedveilError(f"{path} is not a valid checkpoint: it holds {unknown[0]!r:.60}, which none has")
+    try:
+        server = Server(groups.get("params", {}), groups.get("buffers", {}), groups.get("velocity", {}))
+        server.local = {_number(name): row for name, row in grouped(groups.get("local", {})).items()}
+        server.states = ClientStates(_states(groups.get("state", {}), chain))
+    except ValueError as error:
+        raise FedveilError(f"{path} is not a valid checkpoint: {error}") from None
     best = (groups["best_params"], groups.get("best_buffers", {})) if "best_params" in groups else None
+    if best is None and "best_buffers" in groups:
+        raise FedveilError(f"{path} is not a valid checkpoint: it holds a best model's buffers without its weights")
     progress = Progress(server, header.untrained, list(header.history), header.best_round, best, header.stopped)
     return progress, Machinery(header.backend, header.chunk)
 
@@ -146,11 +152,22 @@ def _moved(row: Row, device: torch.device) -> Row:
 
 
 def _states(tensors: dict[str, Tensor], chain: Chain) -> dict[int, States]:
+    lasting = [str(place) for place, defense in enumerate(chain.defenses) if defense.state_scope == "run"]
     found: dict[int, States] = {}
     for name, tensor in tensors.items():
-        client, place, key = name.split("/", 2)
-        found.setdefault(int(client), chain.new_states())[int(place)][key] = tensor
+        client, _, rest = name.partition("/")
+        place, _, key = rest.partition("/")
+        if place not in lasting or not key:
+            raise ValueError(f"the memory {name!r:.60} is of no defense here that remembers anything over rounds")
+        found.setdefault(_number(client), chain.new_states())[int(place)][key] = tensor
     return found
+
+
+def _number(name: str) -> int:
+    """A client's number as `str` writes it."""
+    if not re.fullmatch("0|[1-9][0-9]{0,9}", name):
+        raise ValueError(f"{name!r:.60} is not the number of a client")
+    return int(name)
 
 
 def differences(saved: Any, current: Any, name: str = "") -> list[str]:

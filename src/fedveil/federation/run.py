@@ -15,7 +15,7 @@ from torch import Tensor
 from fedveil.clients.choose import make_engine, predicted_seconds
 from fedveil.clients.engine import Backend, Engine, Row
 from fedveil.defenses.base import Defense
-from fedveil.defenses.chain import Chain
+from fedveil.defenses.chain import Chain, ClientStates
 from fedveil.errors import FedveilError
 from fedveil.federation.capture import Capture, Captured, Truth
 from fedveil.federation.checkpoint import Machinery, Progress, configuration, load_checkpoint, save_checkpoint
@@ -26,6 +26,7 @@ from fedveil.federation.history import RoundRecord, Utility
 from fedveil.federation.observers import Observer
 from fedveil.federation.own_models import own_utilities
 from fedveil.federation.perturbation import perturbation
+from fedveil.federation.resumable import check_resumable
 from fedveil.federation.schedule import sampled_clients
 from fedveil.federation.server import Server
 from fedveil.federation.settings import Federation
@@ -82,6 +83,8 @@ def federate(
         raise FedveilError("resume needs the folder of the run that is to go on")
     store = None if folder is None else Store(Path(folder), chain, configuration(task, chain, settings, seed))
     found = store.load(torch.device(device)) if store and resume else None
+    if store and found:
+        check_resumable(store.checkpoint, *found, task, chain, settings, seed)
     machinery = found[1] if found else None
     with ExitStack() as stack:
         pool = stack.enter_context(opened(workers))
@@ -91,6 +94,8 @@ def federate(
         plan = Plan(task, chain, settings, seed, engine, torch.device(device), tuple(observers))
         plan.check()
         dry_step(plan)
+        if store and found:
+            _try_memories(plan, found[0].server.states, store.checkpoint)
         if several:
             plan = replace(plan, workers=pool, task_place=pool.share(task))
         for observer in plan.observers:
@@ -132,16 +137,30 @@ def _sample(task: Task, settings: Federation, device: str | torch.device) -> tup
     return map_inputs(lambda tensor: tensor.to(device), inputs), targets.to(device)
 
 
-def dry_step(plan: Plan) -> None:
+def dry_step(plan: Plan, states: ClientStates | None = None, client: int = 0) -> None:
     """One client's first step for nothing: a defense that this model cannot run under says so before any training."""
     engine = copy.copy(plan.engine)
     engine.backend = "loop" if engine.backend == "loop" else "stacked"  # one step is not worth compiling for
     plan = replace(plan, engine=engine)
-    places = {0: plan.task.clients[0][: plan.settings.batch_size]}
     server = Server.start(plan)
-    data = plan.read(plan.task.train, list(places.values()))
-    params, buffers = Tree.expand(server.params, 1), server.buffers_of(plan, [0])
-    group_step(plan, plan.chain, server.states, [0], params, buffers, data, plan.settings.warmup_rounds + 1, 0)
+    data = plan.read(plan.task.train, [plan.task.clients[client][: plan.settings.batch_size]])
+    params, buffers = Tree.expand(server.params, 1), server.buffers_of(plan, [client])
+    memory = server.states if states is None else states.of([client])
+    group_step(plan, plan.chain, memory, [client], params, buffers, data, plan.settings.warmup_rounds + 1, 0)
+
+
+def _try_memories(plan: Plan, states: ClientStates, path: Path) -> None:
+    """What a client remembers, only its defense can read: a step for nothing with every kind of memory in a file."""
+    clients = {states.layout(client): client for client in states.lasting(plan.chain)}
+    for client in clients.values():
+        try:
+            dry_step(plan, states, client)
+        except (RuntimeError, LookupError, ValueError, TypeError) as error:
+            reason = str(error).strip().partition("\n")[0][:200]
+            raise FedveilError(
+                f"{path} does not fit this run: what client {client} remembers is nothing for {plan.chain} ({reason}); "
+                "start anew without resume"
+            ) from None
 
 
 def _train(plan: Plan, store: Store | None, progress: Progress | None) -> Run:

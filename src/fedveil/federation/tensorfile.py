@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,13 +11,14 @@ from typing import Any, TypeVar
 import pydantic
 import safetensors
 import safetensors.torch
-import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from fedveil.errors import FedveilError
 from fedveil.fields import problems
 from fedveil.files import write_atomically
+from fedveil.tasks.fingerprint import fingerprint
+from fedveil.tensors import own_memory, read_safetensors
 
 KEY = "fedveil"  # the entry of the file's metadata that holds the header
 # The format sorts its tensors. Their order matters: a defense draws its noise tensor by tensor.
@@ -30,35 +32,48 @@ class Header(BaseModel):
 
     format: str
     version: int
+    sha256: str | None = None  # the file's `seal`; one that was written elsewhere need not have it
 
 
 H = TypeVar("H", bound=Header)
 
 
 def write_tensors(path: Path, header: Header, tensors: Mapping[str, Tensor]) -> None:
-    """Write the file whole or not at all."""
-    # Clones: rows of one stacked tensor share their memory, which the format does not allow.
-    apart = {name: t.detach().cpu().clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
-    content = safetensors.torch.save(apart, metadata={KEY: header.model_dump_json(), ORDER: json.dumps(list(apart))})
+    """Write the file, with its seal, whole or not at all."""
+    # Copies: rows of one stacked tensor share their memory, which the format does not allow.
+    apart = {name: own_memory(tensor.cpu()) for name, tensor in tensors.items()}
+    sealed = header.model_copy(update={"sha256": seal(header.model_dump_json(), apart)})
+    content = safetensors.torch.save(apart, metadata={KEY: sealed.model_dump_json(), ORDER: json.dumps(list(apart))})
     write_atomically(path, content)
+
+
+def seal(header: str, tensors: Mapping[str, Tensor]) -> str:
+    """The SHA-256 of a file's header (JSON) and tensors in their order: the format would not notice a flipped bit."""
+    said = {name: value for name, value in json.loads(header).items() if name != "sha256"}
+    text = json.dumps(said, sort_keys=True)
+    return hashlib.sha256(f"{fingerprint(tensors.items())} {text}".encode()).hexdigest()
 
 
 def read_tensors(path: Path, header: type[H], expected: str, version: int) -> tuple[H, dict[str, Tensor]]:
     """The header and all tensors, or one line that says what is wrong with the file."""
     what = expected.replace("-", " ")
+
+    def accept(metadata: dict[str, str]) -> None:
+        told = _parse(metadata)
+        if told.get("format") != expected:
+            raise FedveilError(f"{path} is not a {what}: its format is {told.get('format')!r:.40}, not '{expected}'")
+        if told.get("version") != version:
+            raise FedveilError(
+                f"{path} is a {what} of version {told.get('version')!r:.40}; this fedveil reads version {version}"
+            )
+
     try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            metadata: dict[str, str] = file.metadata() or {}
-            found = _parse(metadata)
-            if found.get("format") != expected:
-                found_format = f"{found.get('format')!r:.40}"
-                raise FedveilError(f"{path} is not a {what}: its format is {found_format}, not '{expected}'")
-            if found.get("version") != version:
-                raise FedveilError(
-                    f"{path} is a {what} of version {found.get('version')!r:.40}; this fedveil reads version {version}"
-                )
-            tensors = {name: file.get_tensor(name) for name in _order(metadata, file.keys())}
-        return header.model_validate_json(metadata[KEY]), tensors
+        metadata, found = read_safetensors(path, accept)
+        read = header.model_validate_json(metadata[KEY])
+        tensors = {name: found[name] for name in _order(metadata, list(found))}
+        if read.sha256 is not None and read.sha256 != seal(metadata[KEY], tensors):
+            raise FedveilError(f"{path} is damaged: its contents do not match their hash")
+        return read, tensors
     except FileNotFoundError:
         raise FedveilError(f"there is no {what} at {path}") from None
     except pydantic.ValidationError as error:

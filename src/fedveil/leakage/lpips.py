@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Literal, get_args
 
 import safetensors
-import safetensors.torch
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from fedveil.errors import FedveilError, unknown_name
 from fedveil.tasks.sources import data_root
+from fedveil.tensors import own_memory, read_safetensors
 
 Net = Literal["vgg", "alex"]
 
@@ -233,15 +233,15 @@ def _read_saved(path: Path) -> dict[str, Tensor]:
         # From memory: a file is first tried as a tar archive, which torch unpacks elsewhere, and torch asks it for as
         # much at once as a number in it says.
         found = torch.load(io.BytesIO(path.read_bytes()), map_location="cpu", weights_only=True)
+        if isinstance(found, dict) and all(isinstance(value, Tensor) for value in found.values()):
+            return {name: own_memory(tensor) for name, tensor in found.items()}
     except Exception as error:  # a damaged pickle or zip can fail in any way
         raise FedveilError(f"{path} cannot be read ({type(error).__name__}): install its package again") from None
-    if not isinstance(found, dict) or not all(isinstance(value, Tensor) for value in found.values()):
-        raise FedveilError(f"{path} does not hold tensors by name: install its package again")
-    return found
+    raise FedveilError(f"{path} does not hold tensors by name: install its package again")
 
 
 def _read(path: Path) -> dict[str, Tensor]:
     try:
-        return safetensors.torch.load_file(path)
+        return read_safetensors(path)[1]
     except (OSError, safetensors.SafetensorError) as error:
         raise FedveilError(f"{path} cannot be read: {str(error).partition(chr(10))[0]}") from None

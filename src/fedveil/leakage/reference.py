@@ -25,6 +25,7 @@ from fedveil.tasks.examples import Examples
 from fedveil.tasks.fingerprint import fingerprint
 from fedveil.tasks.randomness import derived_key, generator
 from fedveil.tasks.task import Task
+from fedveil.tensors import read_safetensors
 
 log = logging.getLogger("fedveil")
 
@@ -158,7 +159,7 @@ def _read(examples: Examples, model: SmallNet) -> tuple[Tensor, Tensor]:
 def _load(model: SmallNet, path: Path) -> bool:
     """Whether the cache had the weights; a damaged file counts as none."""
     try:
-        model.load_state_dict(safetensors.torch.load_file(path))
+        model.load_state_dict(read_safetensors(path)[1])
     except (OSError, safetensors.SafetensorError, RuntimeError):
         return False
     return True

@@ -14,6 +14,7 @@ from fedveil.fields import Count, Probability, declared
 from fedveil.tasks.examples import one_line
 from fedveil.tasks.models.base import ModelSpec
 from fedveil.tasks.vocabulary import Pieces, Vocabulary
+from fedveil.tensors import own_memory
 
 BASE = (768, 12, 12)  # width, layers and heads of BERT-base and of the smallest GPT-2
 
@@ -91,6 +92,8 @@ class Transformer(ModelSpec):
                 f"{self.name}: the weights in {folder} know {known:,} tokens, and the tokenizer has {vocabulary.size:,}"
             )
         made: nn.Module = network.float().train()
+        for tensor in (*made.parameters(), *made.buffers()):
+            tensor.data = own_memory(tensor.data)
         return made
 
 
