@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from fedveil.errors import FedveilError
-from fedveil.federation.capture import Capture, Truth, pseudo_gradient, step_weight
+from fedveil.federation.capture import Capture, Captured, Truth, pseudo_gradient, step_weight
 from fedveil.federation.run import federate
 from fedveil.federation.settings import Federation
 from fedveil.tasks.inputs import leaves
@@ -169,6 +169,24 @@ def test_check_names_the_first_misfit() -> None:
         a_capture(before=part, shared=part, **plain).check(model)
     with pytest.raises(FedveilError, match="no buffer 'mean'"):
         a_capture(before=fit, shared=fit).check(model)
+
+
+def test_a_captured_update_is_read_from_its_files_on_demand(tmp_path: Path) -> None:
+    images = torch.rand(8, 1, 4, 4)
+    truth = Truth(images, torch.arange(8), images + 1)
+    held = Captured(a_capture(), truth)
+    assert held.capture.round == held.round == 1
+    stored = held.saved(tmp_path / "capture", tmp_path / "truth")
+    assert not any(isinstance(value, Capture | Truth) for value in vars(stored).values())
+    assert (stored.client, stored.round) == (3, 1)
+    assert_rows_equal(stored.capture.shared, held.capture.shared)
+    assert torch.equal(leaves(stored.truth.seen)[None], images + 1)
+    other = Captured.stored(2, 1, tmp_path / "capture", tmp_path / "truth")
+    with pytest.raises(FedveilError, match="is of client 3 in round 1, not of client 2 in round 1"):
+        _ = other.capture
+    (tmp_path / "truth").unlink()
+    with pytest.raises(FedveilError, match="there is no fedveil truth"):
+        _ = stored.truth
 
 
 # ---- what a run captures -------------------------------------------------------------------------------------

@@ -165,12 +165,47 @@ class Truth:
         return cls(_gathered(groups["inputs"]), tensors["targets"], _gathered(groups["seen"]))
 
 
-@dataclass(frozen=True, eq=False)
 class Captured:
-    """A captured update with the truth behind it, as a simulation has both."""
+    """A captured update with the truth behind it, as a simulation has both: in memory, or in their files.
 
-    capture: Capture
-    truth: Truth
+    What lies in files is read when it is asked for and not kept: hold on to `capture` where it is used repeatedly.
+    """
+
+    def __init__(self, capture: Capture, truth: Truth) -> None:
+        self.client, self.round = capture.client, capture.round
+        self._capture: Capture | Path = capture
+        self._truth: Truth | Path = truth
+
+    @property
+    def capture(self) -> Capture:
+        """What the server saw."""
+        if isinstance(self._capture, Capture):
+            return self._capture
+        found = Capture.load(self._capture)
+        if (found.client, found.round) != (self.client, self.round):
+            raise FedveilError(
+                f"{self._capture} is of client {found.client} in round {found.round}, "
+                f"not of client {self.client} in round {self.round}"
+            )
+        return found
+
+    @property
+    def truth(self) -> Truth:
+        """The client's side of it."""
+        return self._truth if isinstance(self._truth, Truth) else Truth.load(self._truth)
+
+    def saved(self, capture: Path, truth: Path) -> Captured:
+        """Write both files; returns the same update without its tensors, which are read again on demand."""
+        self.capture.save(capture)
+        self.truth.save(truth)
+        return self.stored(self.client, self.round, capture, truth)
+
+    @classmethod
+    def stored(cls, client: int, number: int, capture: Path, truth: Path) -> Captured:
+        """The update of a client in round `number` that lies in these two files."""
+        made = cls.__new__(cls)
+        made.client, made.round, made._capture, made._truth = client, number, capture, truth
+        return made
 
 
 def pseudo_gradient(capture: Capture) -> Row:
