@@ -353,7 +353,7 @@ def test_where_no_attacked_round_was_reached_the_kept_model_is_attacked(task: fv
 
     late, second = audit(7), audit(2)
     assert "round 7: early stopping ended the training after round 3" in late.result.not_tried[0]
-    assert "round 2 started from" in late.result.not_tried[0]
+    assert "the model that training kept is attacked, which round 2 starts from" in late.result.not_tried[1]
     assert values(late) == values(second)
     assumed = {each.switch: each.setting for each in late.result.assumptions}
     assert assumed["attacked update"] == "1 example, round 2"

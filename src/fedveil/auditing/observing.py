@@ -39,26 +39,32 @@ class Observed:
 def reached(asked: Asked, run: Run | None) -> tuple[Asked, list[str]]:
     """The rounds that can be attacked after training, and a line on each that cannot.
 
-    Early stopping may end a run before an attacked round. Where it leaves none of them, the model that it kept is
-    attacked, which the round after its own started from: nothing that was trained is lost.
+    Early stopping may end a run before an attacked round, and a round's recorded update may have been refused. Where
+    none of the rounds is left, the model that the run kept is attacked, which the round after its own starts from:
+    nothing that was trained is lost.
     """
     wanted = asked.settings.rounds
-    if run is None or max(wanted) <= max(len(run.history), 1):
+    recorded = {1, *(each.round for each in run.captured)} if run else set(wanted)
+    there = [number for number in wanted if number in recorded]
+    if run is None or there == list(wanted):
         return asked, []
     last = len(run.history)
-    there = [number for number in wanted if number <= last]
-    missed = ", ".join(str(number) for number in wanted if number > last)
-    line = f"round {missed}: early stopping ended the training after round {last}"
+    ended = f"early stopping ended the training after round {last}"
+    lines = [
+        f"round {number}: {ended if number > last else 'its recorded update was refused'}"
+        for number in wanted
+        if number not in recorded
+    ]
     if there:
-        return asked.with_rounds(there), [line]
+        return asked.with_rounds(there), lines
     after = run.chosen_round + 1
     if asked.chain.defenses and after <= asked.federation.warmup_rounds:
         raise FedveilError(
-            f"early stopping ended the training after round {last}, in the warm-up without the defense: round {missed} "
-            "cannot be attacked; use a greater patience or fewer warm-up rounds"
+            f"{ended}, in the warm-up without the defense: no round after it can be attacked; use a greater patience "
+            "or fewer warm-up rounds"
         )
-    line += f"; the model that it kept, which round {after} started from, is attacked in its place"
-    return asked.with_rounds([after]), [line]
+    lines.append(f"in place of these, the model that training kept is attacked, which round {after} starts from")
+    return asked.with_rounds([after]), lines
 
 
 def observe(asked: Asked, number: int, run: Run | None, engine: Engine) -> Observed:

@@ -104,10 +104,13 @@ def _audit(asked: Asked, watch: Watch, command: str, workers: Workers) -> Outcom
     dry_step(Plan(task, asked.chain, federation, asked.seed, engine, torch.device(asked.device)))
     classifier, distance, judges = compared_by(task, asked.settings)
 
+    # What is wrong with a victim's data shows before anything is trained.
+    first = observe(asked, 1, None, engine) if 1 in asked.settings.rounds else None
     undefended, defended = _trained(asked, watch, tell, workers)
-    asked, missed = reached(asked, defended or undefended)
+    run = defended or undefended
+    asked, missed = reached(asked, run)
     settings = asked.settings
-    observed = [observe(asked, number, defended or undefended, engine) for number in settings.rounds]
+    observed = [first if first and n == 1 else observe(asked, n, run, engine) for n in settings.rounds]
     true = replace(truths(asked, observed, normalization), reference=classifier, lpips=distance)
     images = _images(true)
     rows, runs = _attacked(asked, observed, true, images, watch, tell, workers)
@@ -131,13 +134,13 @@ def _audit(asked: Asked, watch: Watch, command: str, workers: Workers) -> Outcom
         exposed_above=settings.exposed_above,
         gain=settings.smallest_gain,
     )
-    first = observed[0].probe
+    some = observed[0].probe
     result = Result(
         data=task.name,
         model=task.model_name,
         protocol=protocol_words(task, federation),
         holdings=holdings(task),
-        defense=defense_card(asked.chain, promised, first.undefended, first.defended, moved),
+        defense=defense_card(asked.chain, promised, some.undefended, some.defended, moved),
         verdict=verdict,
         rows=rows + rows_by_round(rows, true),
         identified_among=among,
