@@ -14,20 +14,8 @@ PACKAGE = ROOT / "src" / "fedveil"
 # Each room may import from itself and from those to its left.
 ORDER = (
     *("version", "errors", "fields", "files", "registry"),
-    *(
-        "tree",
-        "intake",
-        "streams",
-        "workers",
-        "tasks",
-        "clients",
-        "defenses",
-        "federation",
-        "attacks",
-        "leakage",
-        "ledger",
-    ),
-    *("auditing", "report", "cli", "__main__"),
+    *("tree", "intake", "streams", "workers", "tasks", "clients", "defenses", "federation", "attacks", "leakage"),
+    *("ledger", "auditing", "report", "cli", "__main__"),
 )
 # Metrics must not favor a method: they know neither side.
 FORBIDDEN = {"leakage": {"defenses", "attacks", "federation"}, "attacks": {"federation"}}

@@ -180,7 +180,7 @@ class Outcome:
 
     def note_refused(self, refused: Mapping[int, str]) -> None:
         """Add clients with the reasons why something of theirs was not taken."""
-        self.refused = {**refused, **self.refused}
+        self.refused = {**refused, **self.refused}  # the first reason stays
 
     def note_traffic(self, exchanges: int, params: Row, buffers: Row, policy: Buffers) -> None:
         """Add what so many exchanges of the model weigh; the policy says how its buffers travel (see `Task`)."""
@@ -230,19 +230,18 @@ def group_step(
         update = chain.upload(shared.update, batch, memory)
         shared = Shared(update, shared.buffers, shared.loss, shared.seen)
     where = f"in round {number}, step {step}"
-    refused = refusals(clients, shared.update, params, where) | refusals(
-        clients, shared.buffers, buffers, where, "buffers"
-    )
+    broken = refusals(clients, shared.buffers, buffers, f"in its buffers {where}")
+    refused = broken | refusals(clients, shared.update, params, where)
     keep_memory(states, clients, memory, refused)
     return Step(clients, shared, *data, refused)
 
 
-def refusals(clients: Sequence[int], messages: Tree, like: Tree, where: str, what: str = "update") -> dict[int, str]:
+def refusals(clients: Sequence[int], messages: Tree, like: Tree, where: str) -> dict[int, str]:
     """The clients whose messages are not to be taken, with a line on each that names it."""
-    if not like.count:
+    if not like.count or not clients:
         return {}  # a model without such tensors
     found = Intake(like.row(0)).refused(messages)
-    return {clients[row]: f"the {what} of client {clients[row]} {why} {where}" for row, why in found.items()}
+    return {clients[row]: f"the update of client {clients[row]} {why} {where}" for row, why in found.items()}
 
 
 def keep_memory(states: ClientStates, clients: Sequence[int], memory: States, refused: Collection[int]) -> None:
@@ -257,7 +256,7 @@ def require_taken(outcome: Outcome, number: int) -> None:
     """A round without any update that could be taken ends the run."""
     if not outcome.taken and outcome.refused:
         raise FedveilError(
-            f"no update could be taken in round {number}: {next(iter(outcome.refused.values()))}; "
+            f"no update could be taken in round {number}: {outcome.refused[min(outcome.refused)]}; "
             "lower the learning rate, or check the data, the loss and the defense"
         )
 
