@@ -73,14 +73,18 @@ def check(asked: Asked) -> Normalization:
 
 def _check_declared(chain: Chain) -> None:
     for defense in chain.defenses:
-        if not is_dataclass(defense):
+        if not _declared(defense):
             raise FedveilError(f"the class {type(defense).__name__} is not declared: put @declared above it")
+
+
+def _declared(thing: object) -> bool:
+    return is_dataclass(thing)
 
 
 def _choices(attack: Attack) -> Matching:
     """The choices of an attack, which may be a stranger's class."""
-    kind = type(attack)
-    if not is_dataclass(attack):
+    kind: type[Attack] = type(attack)
+    if not _declared(attack):
         raise FedveilError(f"the class {kind.__name__} is not declared: put @declared above it")
     if kind.choices is Attack.choices:
         raise FedveilError(f"{kind.__name__} does not define `choices`, which says how it attacks")

@@ -161,5 +161,6 @@ def _mean_image(train: Examples) -> Tensor:
 
 
 def _tensor(inputs: Any) -> Tensor:
+    """The images in single precision, in which they are judged whatever the model's own type is."""
     assert isinstance(inputs, Tensor)  # `check` admits images only
-    return inputs
+    return inputs.float()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -62,6 +62,7 @@ def score_attack(
     attack: str, found: Mapping[Role, Reconstruction], truths: Truths, images: Images, *, labels_known: bool
 ) -> Scored:
     """Score every role of one attack. Reconstructions are assigned to originals within each batch first."""
+    found = {role: _in_single(outcome) for role, outcome in found.items()}
     arranged = {role: _arrange(outcome, truths) for role, outcome in found.items()}
     prior = _prior_ssim(arranged["noise-floor"][0], truths)
     rows, traces, on_the_way = [], [], {}
@@ -126,6 +127,17 @@ def rows_by_round(rows: list[Row], truths: Truths) -> list[Row]:
             values = {name: torch.tensor(listed, dtype=torch.float64)[mine] for name, listed in row.values.items()}
             found.append(make_row(row.attack, row.role, values, groups).model_copy(update={"round": number}))
     return found
+
+
+def _in_single(outcome: Reconstruction) -> Reconstruction:
+    """The outcome in single precision, whatever the attacked model's own type is."""
+    return replace(
+        outcome,
+        inputs=outcome.inputs.float(),
+        iterates=outcome.iterates.float(),
+        cost=outcome.cost.float(),
+        costs=outcome.costs.float(),
+    )
 
 
 def _arrange(outcome: Reconstruction, truths: Truths) -> tuple[Tensor, list[Tensor]]:
