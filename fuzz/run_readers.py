@@ -206,7 +206,9 @@ def _read_checkpoint(folder: Path) -> object:
 
 # ---- attacks that were kept ----------------------------------------------------------------------------------
 
-ATTACK = {"attack": "inverting-gradients"}
+
+def _key() -> str:
+    return "inverting-gradients"
 
 
 def _reconstruction() -> Reconstruction:
@@ -226,7 +228,7 @@ def _found() -> Found:
 
 
 def _kept_attacks() -> SearchStrategy[Files]:
-    content = written(lambda folder: kept(folder / "x", ATTACK, False, _found), "x")
+    content = written(lambda folder: kept(folder / "x", _key, False, _found), "x")
     return named("attack.safetensors", safetensors_files(content))
 
 
@@ -234,7 +236,7 @@ def _read_kept(folder: Path) -> object:
     def run() -> Found:
         raise Refused
 
-    found = kept(folder / "attack.safetensors", ATTACK, True, run)
+    found = kept(folder / "attack.safetensors", _key, True, run)
     for role, outcome in found.items():
         assert role in ("naive", "noise-floor"), f"made up a role: {role}"
         victims, steps = len(outcome.inputs), len(outcome.steps)

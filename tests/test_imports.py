@@ -13,9 +13,9 @@ PACKAGE = ROOT / "src" / "fedveil"
 
 # Each room may import from itself and from those to its left.
 ORDER = (
-    *("version", "errors", "fields", "files", "tensors", "registry"),
-    *("tree", "streams", "workers", "tasks", "clients", "defenses", "federation", "attacks", "leakage", "ledger"),
-    *("auditing", "report", "cli", "__main__"),
+    *("version", "errors", "fields", "files", "toml", "ownership", "signals", "tensors", "progress", "registry"),
+    *("memory", "tree", "intake", "streams", "workers", "tasks", "clients", "defenses", "federation", "attacks"),
+    *("leakage", "ledger", "auditing", "report", "cli", "__main__"),
 )
 # Metrics must not favor a method: they know neither side.
 FORBIDDEN = {"leakage": {"defenses", "attacks", "federation"}, "attacks": {"federation"}}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,12 +13,13 @@ import torch
 from torch import nn
 
 import fedveil as fv
-from fedveil.attacks.problem import LocalSteps, Reconstruction
+from fedveil.attacks.base import Attack
+from fedveil.attacks.problem import LocalSteps, Problem, Reconstruction
 from fedveil.auditing.attacking import Scene, noise_like, problems_by_role, run_roles
 from fedveil.auditing.captures import CaptureSetting, attack_captures, check_captures, steps_alike
-from fedveil.auditing.kept import Found, kept
-from fedveil.clients.engine import Engine
-from fedveil.defenses.base import Facts
+from fedveil.auditing.kept import Found, content_key, kept
+from fedveil.clients.engine import Backend, Engine
+from fedveil.defenses.base import Facts, StepsBefore
 from fedveil.defenses.chain import Chain
 from fedveil.errors import FedveilError
 from fedveil.federation.capture import Capture
@@ -90,6 +93,61 @@ def test_unrolled_local_steps_reach_the_engine(scene_and_updates: tuple[Scene, T
     plain = fv.InvertingGradients(steps=3).run(scene.problem(true), backend="stacked")
     unrolled = fv.InvertingGradients(steps=3).run(replace(scene, local=local).problem(true), backend="stacked")
     assert not torch.equal(plain.inputs, unrolled.inputs)
+
+
+# ---- what a kept attack is known by ---------------------------------------------------------------------------
+
+
+def doubled(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return 2 * torch.nn.functional.cross_entropy(outputs, targets)
+
+
+class Turned(torch.nn.Sequential):
+    """The same layers, another forward."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.flip(-1))  # type: ignore[no-any-return]
+
+
+def test_the_key_of_an_attack_is_its_content(scene_and_updates: tuple[Scene, Tree, Tree]) -> None:
+    scene, true, shared = scene_and_updates
+    attack, problem = fv.InvertingGradients(steps=5), scene.problem(true)
+
+    def key(changed: Problem = problem, by: Attack = attack, backend: Backend = "stacked") -> str:
+        return content_key(by, {"naive": changed}, backend)
+
+    def replay(factor: float) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+        return lambda inputs, noise: inputs + factor * noise
+
+    copied = problem.target.map(torch.clone)
+    streams = Streams.seeded(1, range(3), "attack")
+    assert key() == key(replace(problem, model=copy.deepcopy(problem.model), target=copied, streams=streams))
+    assert content_key(attack, {"ceiling": problem}, "stacked") != key()
+    assert problem.labels is not None
+    assert problem.box is not None
+    low, high = problem.box
+    others = [
+        key(by=fv.InvertingGradients(steps=6)),
+        key(by=fv.InvertingGradients(steps=5, restarts=7)),
+        key(backend="compiled"),
+        key(replace(problem, target=shared)),
+        key(replace(problem, weight=problem.weight * 0.5)),
+        key(replace(problem, params=problem.params * 1.01)),
+        key(replace(problem, buffers=Tree({"b": torch.ones(3, 1)}))),
+        key(replace(problem, labels=(problem.labels + 1) % 10)),
+        key(replace(problem, labels=None)),
+        key(replace(problem, box=(low, 2 * high))),
+        key(replace(problem, classes=11)),
+        key(replace(problem, streams=Streams.seeded(2, range(3), "attack"))),
+        key(replace(problem, streams=Streams.seeded(1, range(1, 4), "attack"))),
+        key(replace(problem, loss=doubled)),
+        key(replace(problem, model=Turned(*problem.model.children()))),
+        key(replace(problem, local=LocalSteps(steps=2, batch_size=1, lr=0.5))),
+        key(replace(problem, simulate=(replay(1.0),))),
+        key(replace(problem, simulate=(replay(2.0),))),
+        key(replace(problem, before=(StepsBefore(1, 0.1),))),
+    ]
+    assert [other for place, other in enumerate(others) if other in {key(), *others[:place]}] == []
 
 
 # ---- files of strangers ----------------------------------------------------------------------------------------
@@ -213,15 +271,15 @@ def test_a_kept_attack_is_taken_only_as_it_was_written(tmp_path: Path) -> None:
             "naive": Reconstruction(torch.rand(2, 1, 4), torch.zeros(2, 1), torch.rand(2), [0], *STEPS, seconds=1.0)
         }
 
-    first = kept(path, {"a": 1}, True, attack)
-    again = kept(path, {"a": 1}, True, attack)
+    first = kept(path, lambda: "a", True, attack)
+    again = kept(path, lambda: "a", True, attack)
     assert len(runs) == 1
     assert torch.equal(first["naive"].inputs, again["naive"].inputs)
     assert again["naive"].inputs.data_ptr() % 64 == again["naive"].costs.data_ptr() % 64 == 0  # as torch's own tensors
     content = path.read_bytes()
     for place in (8, 60, 200, len(content) // 2, len(content) - 1):  # anywhere in the header and in the values
         path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
-        kept(path, {"a": 1}, True, attack)
+        kept(path, lambda: "a", True, attack)
     assert len(runs) == 6
-    kept(path, {"a": 2}, True, attack)
+    kept(path, lambda: "b", True, attack)
     assert len(runs) == 7

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,10 +15,16 @@ import torch
 from torch import nn
 
 import fedveil as fv
+from fedveil.attacks.base import Attack
+from fedveil.attacks.matching import Matching
 from fedveil.auditing.outcome import Outcome
 from fedveil.auditing.result import Document, Estimate, load_result
+from fedveil.clients.batch import ClientBatch
+from fedveil.defenses.base import Defense
 from fedveil.errors import FedveilError
+from fedveil.fields import declared
 from fedveil.tasks.task import label_table
+from fedveil.tree import Tree
 
 ATTACK = "inverting-gradients:steps=60"
 
@@ -38,15 +47,55 @@ def outcome(task: fv.Task) -> Outcome:
 
 
 def test_the_table_has_every_row_with_intervals(outcome: Outcome) -> None:
-    roles = [row.role for row in outcome.result.rows]
-    assert roles == ["ceiling", "naive", "adaptive", "noise-floor", "mean-floor"]
+    roles = ["ceiling", "naive", "adaptive", "noise-floor", "mean-floor"]
+    rows = [(row.round, row.role) for row in outcome.result.rows]
+    assert rows == [(number, role) for number in (None, 1, 2) for role in roles]
     for row in outcome.result.rows:
         for name, value in row.metrics.items():
             assert value.low <= value.mean <= value.high, (row.role, name)
-            assert value.count == 12  # victims of both rounds
-            assert len(row.values[name]) == 12
+            assert value.count == len(row.values[name]) == (12 if row.round is None else 6)  # victims of both rounds
     assert sum(row.strongest for row in outcome.result.rows) == 1
     assert outcome.leakage["ceiling", "psnr"].mean > outcome.leakage["mean-floor", "psnr"].mean
+
+
+def test_rounds_can_be_told_apart(outcome: Outcome, task: fv.Task) -> None:
+    table = outcome.leakage
+    for role in ("ceiling", "adaptive", "mean-floor"):
+        first, second = (table.of(round=number)[role, "psnr"] for number in (1, 2))
+        assert table[role, "psnr"].mean == pytest.approx((first.mean + second.mean) / 2)
+    assert "undefended (ceiling), inverting-gradients, round 2" in str(table)
+    alone = fv.audit(
+        task,
+        "gradient-dropout:keep=0.6",
+        ATTACK,
+        settings=fv.Audit(victims=6, rounds=(1,)),
+        train=False,
+        backend="stacked",
+    )
+    near = pytest.approx(table.of(round=1)["ceiling", "psnr"].mean, rel=1e-3)
+    assert alone.leakage["ceiling", "psnr"].mean == near
+    found = outcome.result.row("ceiling", round=1)
+    assert found is not None
+    assert found.metrics["psnr"].mean == near
+    assert [row.round for row in alone.result.rows] == [None] * len(alone.result.rows)
+    for asked, said in ((alone.leakage, "one round was attacked"), (table, r"there are \[1, 2\]")):
+        with pytest.raises(FedveilError, match=said):
+            asked.of(round=3)
+
+
+def test_of_several_attacks_the_strongest_answers(task: fv.Task) -> None:
+    attacks = ["dlg:steps=1", ATTACK]  # the weak one first
+    settings = fv.Audit(victims=3, reference="none")
+    found = fv.audit(task, "clip", attacks, settings=settings, train=False, backend="stacked")
+    table = found.leakage
+    for metric, most in (("psnr", max), ("mse", min)):
+        each = [table["naive", metric, name].mean for name in ("dlg", "inverting-gradients")]
+        assert table["naive", metric].mean == most(each) == each[1] != each[0]
+    row = found.result.row("naive")
+    assert row is not None
+    assert row.attack == "inverting-gradients"
+    with pytest.raises(KeyError):
+        table["naive", "psnr", "idlg"]
 
 
 def test_it_says_who_holds_what(outcome: Outcome, task: fv.Task) -> None:
@@ -216,3 +265,168 @@ def test_a_finished_attack_is_not_run_again(task: fv.Task, tmp_path: Path, monke
     (path,) = (tmp_path / "attacks").iterdir()
     path.write_bytes(path.read_bytes()[:-100])  # damaged: run again
     assert audit(resume=True) == first
+
+
+# ---- what was kept belongs to what was attacked -----------------------------------------------------------------
+
+
+def own_task(
+    seed: int = 0, loss: Any = None, model: nn.Module | None = None, dtype: torch.dtype | None = None
+) -> fv.Task:
+    generator = torch.Generator().manual_seed(seed)
+    images, labels = torch.rand(120, 1, 6, 6, generator=generator), torch.arange(120) % 4
+    torch.manual_seed(0)
+    model = model or nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.Sigmoid(), nn.Linear(8, 4))
+    if dtype is not None:
+        images, model = images.to(dtype), model.to(dtype)
+    return fv.Task(model=model, data=(images, labels), clients=2, **({"loss": loss} if loss else {}))
+
+
+def own_audit(task: fv.Task, folder: Path | None = None, resume: bool = False, **more: Any) -> Outcome:
+    settings = more.pop("settings", fv.Audit(victims=2, reference="none", candidates=10))
+    given: dict[str, Any] = {"train": False, "backend": "stacked", "settings": settings} | more
+    return fv.audit(task, given.pop("defense", "clip"), ATTACK, folder=folder, resume=resume, **given)
+
+
+def values(outcome: Outcome) -> list[dict[str, list[float]]]:
+    return [row.values for row in outcome.result.rows]
+
+
+def softer(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return nn.functional.cross_entropy(outputs / 4, targets)
+
+
+softer.__name__ = "cross_entropy"
+
+
+class Gate(nn.Module):
+    """One class, one state, another forward."""
+
+    def __init__(self, by: float) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.Sigmoid(), nn.Linear(8, 4))
+        self.by = by
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.by * self.body(x)  # type: ignore[no-any-return]
+
+
+def gate(by: float) -> Gate:
+    torch.manual_seed(0)
+    return Gate(by)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda: own_task(seed=1),  # other data of the same shape
+        lambda: own_task(loss=softer),  # another loss of the same name
+        lambda: own_task(model=gate(0.3)),  # another forward of the same class
+    ],
+    ids=["data", "loss", "forward"],
+)
+def test_a_kept_attack_serves_what_it_attacked_alone(other: Callable[[], fv.Task], tmp_path: Path) -> None:
+    first = own_task(model=gate(1.0)) if isinstance(other().model, Gate) else own_task()
+    kept = values(own_audit(first, tmp_path))
+    expected = values(own_audit(other()))
+    assert values(own_audit(other(), tmp_path, resume=True)) == expected != kept
+
+
+# ---- early stopping before an attacked round --------------------------------------------------------------------
+
+STOPPING = fv.Federation(rounds=8, batch_size=16, lr=1e-9, patience=2)  # nothing gets better: over after round 3
+
+
+def test_rounds_that_were_not_reached_are_named_and_the_others_attacked(task: fv.Task) -> None:
+    settings = fv.Audit(victims=2, rounds=(1, 2, 6), reference="none")
+    found = own_audit(task, federation=STOPPING, train=True, settings=settings)
+    assert {row.round for row in found.result.rows} == {None, 1, 2}
+    assert found.result.not_tried[0] == "round 6: early stopping ended the training after round 3"
+    assert found.result.provenance.config["audit"]["rounds"] == (1, 2, 6)
+
+
+def test_where_no_attacked_round_was_reached_the_kept_model_is_attacked(task: fv.Task) -> None:
+    def audit(number: int) -> Outcome:
+        return own_audit(
+            task, federation=STOPPING, train=True, settings=fv.Audit(victims=2, rounds=(number,), reference="none")
+        )
+
+    late, second = audit(7), audit(2)
+    assert "round 7: early stopping ended the training after round 3" in late.result.not_tried[0]
+    assert "the model that training kept is attacked, which round 2 starts from" in late.result.not_tried[1]
+    assert values(late) == values(second)
+    assumed = {each.switch: each.setting for each in late.result.assumptions}
+    assert assumed["attacked update"] == "1 example, round 2"
+    with pytest.raises(FedveilError, match="after round 3, in the warm-up"):
+        own_audit(
+            task,
+            federation=replace(STOPPING, warmup_rounds=5),
+            train=True,
+            settings=fv.Audit(victims=2, rounds=(7,), reference="none"),
+        )
+
+
+# ---- strangers' classes -----------------------------------------------------------------------------------------
+
+
+@declared
+class Silent(Defense):
+    """Says nothing of what an attacker who knows it would do."""
+
+    name = "test-silent"
+
+    def protect(self, update: Tree, batch: ClientBatch) -> Tree:
+        return update * 0.5
+
+
+def test_no_informed_attacker_is_claimed_where_none_could_be_informed(task: fv.Task) -> None:
+    alone = own_audit(task, defense=Silent())
+    assert [row.role for row in alone.result.rows] == ["ceiling", "naive", "noise-floor", "mean-floor"]
+    together = own_audit(task, defense=[Silent(), fv.Clip()])  # of one of the two it knows
+    assert "adaptive" in [row.role for row in together.result.rows]
+    with pytest.raises(FedveilError, match="test-silent does not say what an attacker who knows it would do"):
+        own_audit(task, defense=Silent(), settings=fv.Audit(victims=2, attackers="adaptive"))
+
+
+@declared
+class Empty(Attack):
+    name = "test-empty"
+
+
+@declared
+class Odd(Attack):
+    name = "test-odd"
+    what: str = "none"
+
+    def choices(self) -> Matching:
+        made = {
+            "none": None,
+            "cost": Matching(cost="euclid"),  # type: ignore[arg-type]
+            "steps": Matching(steps=0),
+        }
+        return made[self.what]  # type: ignore[return-value]
+
+
+class Bare(Attack):
+    def choices(self) -> Matching:
+        return Matching()
+
+
+@pytest.mark.parametrize(
+    ("attack", "said"),
+    [
+        (Empty(), "Empty does not define `choices`"),
+        (Empty, r"as an instance: Empty\(\), not Empty"),
+        (3, "a registered name or an instance of an attack's class, not 3"),
+        (Odd(), "must return a `Matching`, not None"),
+        (Odd(what="cost"), "cost must be one of l2, cosine, .*got 'euclid'"),
+        (Odd(what="steps"), "steps must be a whole number of at least 1"),
+        (Odd(what="gone"), "Odd.choices fails: KeyError"),
+        (Bare(), "Bare is not declared: put @declared above it"),
+    ],
+    ids=str,
+)
+def test_a_strangers_mistake_is_one_line(task: fv.Task, attack: Any, said: str) -> None:
+    with pytest.raises(FedveilError, match=said) as raised:
+        fv.audit(task, "clip", attack)
+    assert "\n" not in str(raised.value)

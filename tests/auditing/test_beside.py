@@ -8,8 +8,9 @@ import pytest
 import torch
 
 import fedveil as fv
+from fedveil.auditing.asked import Asked
 from fedveil.auditing.attacking import problems_by_role
-from fedveil.auditing.run import _probe, _scene
+from fedveil.auditing.observing import observe, scene
 from fedveil.defenses.base import Facts
 from fedveil.federation.own_models import LOCAL
 from fedveil.federation.run import engine_for
@@ -56,10 +57,13 @@ def test_the_informed_attacker_of_weights_knows_those_that_were_sent(task: fv.Ta
     federation = fv.Federation(protocol="fedavg", local_epochs=3, lr=0.05, momentum=momentum)
     settings, chain = fv.Audit(victims=2, batch_size=1), fv.Chain.of("spm")
     engine = engine_for(task, federation, backend="loop")
-    found = _probe(task, chain, federation, settings, 1, None, engine, 0)
+    attack = attacks.parse(ATTACK)
+    asked = Asked(task, chain, (attack,), federation, settings)
+    observed = observe(asked, 1, None, engine)
+    found = observed.probe
     assert task.normalization is not None
-    scene = _scene(task, found, 1, federation, settings, task.normalization, 0, attacks.parse(ATTACK))
-    informed = problems_by_role(scene, chain, defended=found.defended, undefended=None)["adaptive"]
+    known = scene(asked, observed, task.normalization, attack)
+    informed = problems_by_role(known, chain, defended=found.defended, undefended=None)["adaptive"]
     before = Tree.expand(found.params, 2)
     facts = Facts(kind="weights", steps=3, lr=0.05, momentum=momentum, before=before)
     expected = chain.knowledge(found.defended, facts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
@@ -16,12 +17,14 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
+from torch.nn import functional
 
 from fedveil.defenses.chain import Chain
 from fedveil.defenses.fedbarre import FedBARRE
 from fedveil.defenses.gradient_dropout import GradientDropout
 from fedveil.defenses.spm import SPM
 from fedveil.errors import FedveilError
+from fedveil.federation.capture import Capture, Truth
 from fedveil.federation.checkpoint import configuration, load_checkpoint
 from fedveil.federation.observers import Observer
 from fedveil.federation.run import Run, federate
@@ -152,6 +155,48 @@ def test_another_configuration_is_refused_by_what_differs(tmp_path: Path) -> Non
     assert "initial model was" in refusal(task=small_task())
     other = small_task(norm=False, sizes=(14, 7, 3, 21))
     assert "clients was" in refusal(task=other)
+
+
+def test_another_loss_of_the_same_name_is_refused(tmp_path: Path) -> None:
+    def task(factor: float) -> Task:
+        made = small_task(norm=False)
+        data = [made.train.batch(list(range(20))), made.test.batch(list(range(10)))]
+        return Task(made.model, tuple(data), clients=2, loss=lambda out, y: factor * functional.cross_entropy(out, y))
+
+    federate(task(1.0), None, Federation(rounds=1), backend="loop", folder=tmp_path)
+    federate(task(1.0), None, Federation(rounds=1), backend="loop", folder=tmp_path, resume=True)
+    with pytest.raises(FedveilError, match="behavior of model and loss was"):
+        federate(task(2.0), None, Federation(rounds=1), backend="loop", folder=tmp_path, resume=True)
+
+
+def test_saved_captures_take_no_memory(tmp_path: Path) -> None:
+    def held(run: Run) -> int:
+        """Tensors that the captured updates keep alive."""
+        reached, waiting = set(), [vars(each) for each in run.captured]
+        count = 0
+        while waiting:
+            thing = waiting.pop()
+            if id(thing) in reached or isinstance(thing, type):
+                continue
+            reached.add(id(thing))
+            count += isinstance(thing, torch.Tensor)
+            if isinstance(thing, dict | list | tuple | Capture | Truth):
+                waiting += gc.get_referents(thing)
+        return count
+
+    settings = Federation(rounds=3, batch_size=4, record_rounds=(1, 2, 3))
+    kept = federate(small_task(norm=False), None, settings, backend="loop", folder=tmp_path)
+    assert held(kept) == 0
+    free = federate(small_task(norm=False), None, settings, backend="loop")
+    assert held(free) > 0
+    for one, other in zip(kept.captured, free.captured, strict=True):
+        assert_rows_equal(one.capture.shared, other.capture.shared)
+    resumed = federate(small_task(norm=False), None, settings, backend="loop", folder=tmp_path, resume=True)
+    assert held(resumed) == 0
+    assert len(resumed.captured) == len(free.captured)
+    next((tmp_path / "truths").iterdir()).unlink()
+    with pytest.raises(FedveilError, match="there is no fedveil truth"):
+        federate(small_task(norm=False), None, settings, backend="loop", folder=tmp_path, resume=True)
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "foreign", "empty"])

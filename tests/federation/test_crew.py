@@ -76,7 +76,7 @@ def test_a_stopped_run_goes_on(pool: Workers, tmp_path: Path) -> None:
 
 def test_an_error_in_a_worker_names_its_client() -> None:
     steep = replace(FEDAVG, lr=1e38)
-    with pytest.raises(FedveilError, match="the update of client 0 is not finite"):
+    with pytest.raises(FedveilError, match="no update could be taken in round 1: the update of client 0 "):
         federate(small_task(), None, steep, backend="loop", workers=2)
 
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import copy
+import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
+from fedveil.clients.batch import ClientBatch, Shared
 from fedveil.clients.engine import Engine
 from fedveil.defenses.chain import Chain
+from fedveil.defenses.dp_sgd import DPSGD
 from fedveil.errors import FedveilError
 from fedveil.federation import fedavg, fedsgd
 from fedveil.federation.run import Run, federate
@@ -16,6 +22,9 @@ from fedveil.federation.schedule import batches, epoch_orders, sampled_clients
 from fedveil.federation.server import Server
 from fedveil.federation.settings import Federation
 from fedveil.federation.steps import Plan
+from fedveil.ledger.exposure import exposures
+from fedveil.streams import Streams
+from fedveil.tasks.examples import ArrayExamples
 from fedveil.tasks.task import Task
 
 from .reference import reference
@@ -226,7 +235,127 @@ def test_a_defense_gets_validation_data_of_the_clients_own() -> None:
 @pytest.mark.parametrize("protocol, where", [(FEDSGD, "step 0"), (FEDAVG, "step 0")])
 def test_a_broken_update_names_its_client(protocol: Federation, where: str) -> None:
     with pytest.raises(FedveilError, match=f"client 0 is not finite .* in round 1, {where}"):
-        run(small_task(), replace(protocol, batch_size=5, sampling_rate=1.0), Broken())
+        run(small_task(norm=False), protocol, Broken())
+
+
+def poisoned(task: Task, client: int) -> Task:
+    """The same task, in which one client's last example is not a number, as a sensor may break later on."""
+    part = task.train
+    assert isinstance(part, ArrayExamples)
+    assert isinstance(part._inputs, Tensor)
+    part._inputs[part._rows[task.clients[client][-1]]] = float("nan")
+    return task
+
+
+REFUSING = [replace(FEDSGD, weighting="size", momentum=0.5), replace(FEDAVG, weighting="size", momentum=0.5)]
+
+
+@pytest.mark.parametrize("settings", REFUSING, ids=["fedsgd", "fedavg"])
+@pytest.mark.parametrize("buffers", ["shared", "local"])
+@pytest.mark.parametrize("other", ["stacked", pytest.param("compiled", marks=pytest.mark.slow)])
+def test_a_broken_client_costs_its_share_and_no_more(settings: Federation, buffers: str, other: str) -> None:
+    task = poisoned(small_task(sizes=(8, 8, 8), buffers=buffers), 1)
+    runs = {backend: run(task, settings, Feedback(), backend=backend) for backend in ("loop", other)}
+    for each in runs.values():
+        assert_rows_close(each.params, runs["loop"].params)
+        assert_rows_close(each.buffers, runs["loop"].buffers)
+        for record in each.history:
+            assert list(record.refused) == [1]
+            assert "the update of client 1 is not finite (NaN or infinity)" in record.refused[1]
+            assert math.isfinite(record.train_loss)
+    done = runs["loop"]
+    assert all(bool(tensor.isfinite().all()) for tensor in {**done.params, **done.buffers}.values())
+    if settings.protocol == "fedavg":  # the whole of its round is lost: the others train as if it were not there
+        plan = Plan(task, Chain.of(Feedback()), settings, 0, Engine(task.model, task.loss, backend="loop"))
+        server = Server.start(plan)
+        for number in (1, 2, 3):
+            fedavg.fedavg_round(plan, server, number, [0, 2])
+        assert_rows_equal(done.params, server.params)
+
+
+@pytest.mark.parametrize("settings", REFUSING, ids=["fedsgd", "fedavg"])
+def test_chunks_do_not_matter_to_who_is_refused(settings: Federation) -> None:
+    task = poisoned(small_task(norm=False), 3)
+    one, many = (run_chunked(task, settings, chunk, "loop", Feedback()) for chunk in (1, 32))
+    assert_rows_close(one.params, many.params)
+    (memory,) = one.states.lasting(Chain.of(Feedback()))[3]
+    assert all(bool(tensor.isfinite().all()) for tensor in memory.values())
+
+
+def test_a_refused_client_is_named_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    run(poisoned(small_task(sizes=(8, 8)), 1), replace(FEDAVG, rounds=1))
+    (line,) = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert "the update of client 1 is not finite" in line
+    assert "in round 1" in line
+
+
+def test_a_step_without_an_update_changes_nothing() -> None:
+    task = poisoned(small_task(norm=False, sizes=(8,)), 0)  # one client: of two steps one is lost
+    settings = Federation(rounds=1, batch_size=4, momentum=0.9)
+    outcome = run(task, settings, backend="loop")
+    model = copy.deepcopy(task.model)
+    order = task.clients[0][epoch_orders(0, 0, 1, 8)[0]]
+    for places in batches(order, 4):
+        inputs, targets = task.train.batch(places)
+        if bool(inputs.isfinite().all()):
+            task.loss(model(inputs), targets).backward()
+    expected = {name: p.detach() - settings.lr * p.grad for name, p in model.named_parameters()}  # type: ignore[operator]
+    assert_rows_close(outcome.params, expected)
+    assert list(outcome.history[0].refused) == [0]
+
+
+@pytest.mark.parametrize("protocol", ["fedsgd", "fedavg"])
+@pytest.mark.parametrize("upload", ["weights", "delta"])
+def test_to_a_trusted_server_a_refused_client_sent_no_change(protocol: str, upload: str) -> None:
+    """The number that the noisy sum is divided by must not depend on a client's data."""
+    if protocol == "fedsgd" and upload == "delta":
+        pytest.skip("FedSGD shares gradients")
+    task = poisoned(small_task(norm=False, sizes=(4, 4, 4)), 1)
+    settings = Federation(protocol=protocol, rounds=1, batch_size=4, upload=upload)  # type: ignore[arg-type]
+    done = run(task, settings, Central(factor=1.0), backend="loop")
+    others = run(task, settings, backend="loop")  # the mean of the two others alone
+    start = {name: p.detach() for name, p in task.model.named_parameters()}
+    for name, weight in start.items():
+        torch.testing.assert_close(done.params[name] - weight, (others.params[name] - weight) * 2 / 3)
+
+
+def test_a_refused_client_is_not_captured_and_a_resume_knows_it(tmp_path: Path) -> None:
+    task = poisoned(small_task(sizes=(4, 4)), 0)
+    settings = Federation(rounds=2, batch_size=4, record_rounds=(1, 2))
+    whole = run(task, settings, folder=tmp_path)
+    assert [(each.round, each.client) for each in whole.captured] == [(1, 1), (2, 1)]
+    again = run(task, settings, folder=tmp_path, resume=True)
+    assert [(each.round, each.client) for each in again.captured] == [(1, 1), (2, 1)]
+    assert again.history == whole.history
+
+
+# ---- batches of random size -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("settings", [FEDSGD, FEDAVG], ids=["fedsgd", "fedavg"])
+def test_the_ledger_counts_the_steps_and_chances_that_there_are(
+    settings: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = small_task(norm=False, sizes=(10, 3))  # neither is a multiple of the batch size
+    asked: dict[int, list[float]] = {10: [], 3: []}
+    planned: list[float] = []
+    real, step = DPSGD.sample, DPSGD.gradient
+
+    def sample(self: DPSGD, labels: Tensor, size: int, streams: Streams) -> Tensor:
+        asked[len(labels)].append(min(1.0, size / len(labels)))
+        return real(self, labels, size, streams)
+
+    def gradient(self: DPSGD, batch: ClientBatch) -> Shared:
+        if batch.planned is not None:  # not in the dry step before training
+            planned.extend(batch.planned.tolist())
+        return step(self, batch)
+
+    monkeypatch.setattr(DPSGD, "sample", sample)
+    monkeypatch.setattr(DPSGD, "gradient", gradient)
+    run(task, settings, "dp-sgd", backend="loop")
+    for size, exposure in zip((3, 10), exposures(task, settings), strict=True):
+        assert asked[size] == [exposure.example_rate] * exposure.uses("gradient")
+    assert set(planned) == {settings.batch_size}
 
 
 # ---- buffers -------------------------------------------------------------------------------------------------

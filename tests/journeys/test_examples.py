@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fedveil.auditing.run import check
+from fedveil.auditing.asked import Asked
+from fedveil.auditing.check import check
 from fedveil.cli.config import Config
 from fedveil.cli.options import Given
 
@@ -17,14 +18,8 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.toml")), ids=lambda path: path.name)
 def test_a_configuration_can_be_audited(path: Path) -> None:
     config = Config.read("audit", Given({}, path, False))
-    check(
-        config.build_task(),
-        config.chain,
-        list(config.attack),
-        config.federation,
-        config.audit,
-        train=config.trains,
-    )
+    task, attacks = config.build_task(), tuple(config.attack)
+    check(Asked(task, config.chain, attacks, config.federation, config.audit, train=config.trains))
 
 
 def test_the_demonstration_may_be_run_again() -> None:

@@ -62,14 +62,18 @@ class Scene:
 def problems_by_role(
     scene: Scene, chain: Chain, *, defended: Tree | None, undefended: Tree | None, attackers: str = "both"
 ) -> dict[Role, Problem]:
-    """The problem of every attacker of a table. A row whose update is not at hand is left out."""
+    """The problem of every attacker of a table. A row whose update is not at hand is left out.
+
+    So is the attacker who knows the defense where no defense says what such a one would do: it would be the naive one
+    under a greater name.
+    """
     found: dict[Role, Problem] = {}
     if undefended is not None:
         found["ceiling"] = scene.problem(undefended)
     if defended is not None and chain.defenses:
         if attackers in ("both", "naive"):
             found["naive"] = scene.problem(defended)
-        if attackers in ("both", "adaptive"):
+        if attackers in ("both", "adaptive") and states_any_knowledge(chain):
             known = chain.knowledge(defended, replace(scene.facts, before=scene.params))
             informed = scene.problem(known.target, known.weight)
             found["adaptive"] = replace(informed, simulate=known.simulate, before=known.before)
@@ -78,6 +82,11 @@ def problems_by_role(
         raise FedveilError("there is no update to attack")
     found["noise-floor"] = scene.problem(noise_like(observed, scene.streams.fold("floor")))
     return found
+
+
+def states_any_knowledge(chain: Chain) -> bool:
+    """Whether a defense of the chain says what an attacker who knows it would do."""
+    return len(chain.without_knowledge) < len(chain.defenses)
 
 
 def noise_like(update: Tree, streams: Streams) -> Tree:

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+from dataclasses import is_dataclass
+from typing import Literal, get_args, get_origin, get_type_hints
+
 from torch import Tensor
 
 from fedveil.attacks.base import Attack
+from fedveil.attacks.matching import Matching
+from fedveil.auditing.asked import Asked
+from fedveil.auditing.attacking import states_any_knowledge
 from fedveil.auditing.judges import check_judges
 from fedveil.auditing.settings import Audit
 from fedveil.defenses.chain import Chain
 from fedveil.errors import FedveilError
-from fedveil.federation.settings import Federation
 from fedveil.tasks.normalization import Normalization
 from fedveil.tasks.task import Task
 
 
-def check(
-    task: Task, chain: Chain, chosen: list[Attack], federation: Federation, settings: Audit, *, train: bool
-) -> Normalization:
+def check(asked: Asked) -> Normalization:
     """Refuse what cannot work, in one line and before anything is trained; returns the images' normalization."""
+    task, chain, federation, settings = asked.task, asked.chain, asked.federation, asked.settings
+    _check_declared(chain)
     chain.check_message(federation.message)
     if task.perturb is not None:
         raise FedveilError(
             f"an audit scores images, and {task.name} has other inputs: fedveil train takes them, attacks do not"
         )
-    if not chosen:
+    if not asked.attacks:
         raise FedveilError("an audit needs an attack: see `fedveil list attacks`")
     if not settings.rounds or len(set(settings.rounds)) < len(settings.rounds):
         raise FedveilError(
@@ -36,14 +41,20 @@ def check(
         raise FedveilError(
             f"round {early} is a warm-up round, without the defense: attack rounds after {federation.warmup_rounds}"
         )
-    if last > 1 and not train:
+    if last > 1 and not asked.train:
         raise FedveilError(f"round {last} cannot be attacked without training: attack round 1, or train")
-    if train and last > federation.rounds:
+    if asked.train and last > federation.rounds:
         raise FedveilError(f"round {last} cannot be attacked: the federation trains {federation.rounds} rounds")
-    for each in chosen:
-        if each.choices().labels == "idlg" and settings.batch_size != 1:
+    if settings.attackers == "adaptive" and chain.defenses and not states_any_knowledge(chain):
+        raise FedveilError(
+            f"{chain} does not say what an attacker who knows it would do: give its class `knowledge`, or attack with "
+            "attackers='naive'"
+        )
+    for each in asked.attacks:
+        labels = _choices(each).labels
+        if labels == "idlg" and settings.batch_size != 1:
             raise FedveilError(f"{each.name} reads the label of a single example: use a batch of 1 (batch_size)")
-        if each.choices().labels == "optimized" and task.classes is None:
+        if labels == "optimized" and task.classes is None:
             raise FedveilError(f"{each.name} optimizes labels, but the model's output is not one score per class")
     if task.labels is not None:
         raise FedveilError("an audit needs one class per image; this task has several labels per image (train works)")
@@ -60,6 +71,48 @@ def check(
         )
     check_judges(task, settings)
     return task.normalization or _identity(task)
+
+
+def _check_declared(chain: Chain) -> None:
+    for defense in chain.defenses:
+        if not _declared(defense):
+            raise FedveilError(f"the class {type(defense).__name__} is not declared: put @declared above it")
+
+
+def _declared(thing: object) -> bool:
+    return is_dataclass(thing)
+
+
+def _choices(attack: Attack) -> Matching:
+    """The choices of an attack, which may be a stranger's class."""
+    kind: type[Attack] = type(attack)
+    if not _declared(attack):
+        raise FedveilError(f"the class {kind.__name__} is not declared: put @declared above it")
+    if kind.choices is Attack.choices:
+        raise FedveilError(f"{kind.__name__} does not define `choices`, which says how it attacks")
+    try:
+        choices: object = attack.choices()
+    except Exception as error:  # whatever a stranger's code raises is the reason
+        raise FedveilError(f"{kind.__name__}.choices fails: {type(error).__name__}: {error!s:.200}") from None
+    if not isinstance(choices, Matching):
+        raise FedveilError(f"{kind.__name__}.choices must return a `Matching`, not {choices!r:.80}")
+    wrong = _wrong_choice(choices)
+    if wrong:
+        raise FedveilError(f"{kind.__name__}.choices: {wrong}")
+    return choices
+
+
+def _wrong_choice(choices: Matching) -> str | None:
+    """What the matching engine cannot do of these choices, in one line."""
+    for name, kind in get_type_hints(Matching).items():
+        value = getattr(choices, name)
+        if get_origin(kind) is Literal and value not in get_args(kind):
+            return f"{name} must be one of {', '.join(get_args(kind))} (got {value!r:.80})"
+    for name in ("steps", "restarts"):
+        value = getattr(choices, name)
+        if type(value) is not int or value < 1:
+            return f"{name} must be a whole number of at least 1 (got {value!r:.80})"
+    return None
 
 
 def _check_victims(task: Task, settings: Audit) -> None:

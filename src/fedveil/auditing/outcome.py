@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedveil.auditing.result import Estimate, Images, Result, Row, save_result
+from fedveil.errors import FedveilError
 from fedveil.files import writable_folder
 from fedveil.leakage.catalog import METRICS
 
@@ -21,18 +22,40 @@ ROLE_TITLES = {
 class LeakageTable:
     """The rows of a result as a table: print it, or index it by role and metric.
 
-    `table["adaptive", "psnr"]` is an `Estimate` with mean, low, high and count.
+    `table["adaptive", "psnr"]` is an `Estimate` with mean, low, high and count: of the attack that recovers most by
+    that metric, over all attacked rounds. `table["adaptive", "psnr", "dlg"]` is that of one attack, and
+    `table.of(round=3)["adaptive", "psnr"]` that of one round.
     """
 
-    def __init__(self, rows: list[Row]) -> None:
+    def __init__(self, rows: list[Row], round: int | None = None) -> None:
         self.rows = rows
+        self._round = round
 
-    def __getitem__(self, key: tuple[str, str]) -> Estimate:
-        role, metric = key
-        for row in self.rows:
-            if row.role == role and metric in row.metrics:
-                return row.metrics[metric]
-        raise KeyError(key)
+    def of(self, *, round: int) -> LeakageTable:
+        """The table of one attacked round."""
+        rows = [row for row in self.rows if row.round == round]
+        if rows:
+            return LeakageTable(rows, round)
+        rounds = sorted({row.round for row in self.rows if row.round is not None})
+        only = "one round was attacked, which the table is of" if not rounds else f"there are {rounds}"
+        raise FedveilError(f"there are no rows of round {round} apart: {only}")
+
+    def __getitem__(self, key: tuple[str, str] | tuple[str, str, str]) -> Estimate:
+        role, name, *attack = key
+        found = [
+            row.metrics[name]
+            for row in self.rows
+            if row.role == role
+            and row.round == self._round
+            and name in row.metrics
+            and row.attack in (attack or [row.attack])
+        ]
+        if not found:
+            raise KeyError(key)
+        best = found[0]
+        for each in found[1:]:
+            best = each if METRICS[name].leaks_more(each.mean, best.mean) else best
+        return best
 
     def __str__(self) -> str:
         shown = [
@@ -42,6 +65,7 @@ class LeakageTable:
         lines = [head]
         for row in self.rows:
             title = ROLE_TITLES[row.role] + (f", {row.attack}" if row.attack else "")
+            title += f", round {row.round}" if row.round is not None else ""
             cells = [_cell(row.metrics.get(name), name) for name in shown]
             lines.append([title + (" *" if row.strongest else ""), *cells])
         widths = [max(len(line[i]) for line in lines) for i in range(len(head))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -163,10 +164,19 @@ class Result(Document):
     not_tried: list[str]  # what was not tried
     provenance: Provenance
 
-    def row(self, role: Role, attack: str | None = None) -> Row | None:
-        """The first row of a role (of one attack, if named), or None."""
-        rows = [row for row in self.rows if row.role == role and attack in (None, row.attack)]
-        return rows[0] if rows else None
+    def row(self, role: Role, attack: str | None = None, *, round: int | None = None) -> Row | None:
+        """The row of a role, or None: of the attack that recovers most, or of the one named.
+
+        round: one attacked round; None: all of them together.
+        """
+        rows = [row for row in self.rows if row.role == role and row.round == round and attack in (None, row.attack)]
+        return max(rows, key=recovers, default=None)
+
+
+def recovers(row: Row) -> tuple[float, float]:
+    """How much a row recovers, to compare it with others: the images identified, then how near it comes."""
+    identified, near = (row.metrics[name].mean if name in row.metrics else -math.inf for name in ("identified", "psnr"))
+    return identified, near
 
 
 class Images:

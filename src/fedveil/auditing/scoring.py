@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,7 @@ class Truths:
     distractors: Tensor  # (V·B, M, C, H, W)
     mean_image: Tensor  # (C, H, W)
     normalization: Normalization
+    rounds: tuple[int, ...]  # V: the attacked round of each victim
     reference: Classifier | None = None  # adds the metrics that compare what pictures show
     lpips: Callable[[Tensor, Tensor], Tensor] | None = None
 
@@ -61,6 +62,7 @@ def score_attack(
     attack: str, found: Mapping[Role, Reconstruction], truths: Truths, images: Images, *, labels_known: bool
 ) -> Scored:
     """Score every role of one attack. Reconstructions are assigned to originals within each batch first."""
+    found = {role: _in_single(outcome) for role, outcome in found.items()}
     arranged = {role: _arrange(outcome, truths) for role, outcome in found.items()}
     prior = _prior_ssim(arranged["noise-floor"][0], truths)
     rows, traces, on_the_way = [], [], {}
@@ -111,6 +113,31 @@ def make_row(attack: str, role: Role, values: Mapping[str, Tensor], groups: list
     }
     listed = {name: [float(v) for v in value] for name, value in values.items()}
     return Row(attack=attack, role=role, metrics=metrics, values=listed)
+
+
+def rows_by_round(rows: list[Row], truths: Truths) -> list[Row]:
+    """The rows again for each attacked round alone, where several were attacked: they may leak very differently."""
+    numbers = list(dict.fromkeys(truths.rounds))
+    of_image = torch.tensor([truths.rounds[victim] for victim in truths.groups])
+    found = []
+    for number in numbers if len(numbers) > 1 else []:
+        mine = of_image == number
+        groups = [group for group, chosen in zip(truths.groups, mine.tolist(), strict=True) if chosen]
+        for row in rows:
+            values = {name: torch.tensor(listed, dtype=torch.float64)[mine] for name, listed in row.values.items()}
+            found.append(make_row(row.attack, row.role, values, groups).model_copy(update={"round": number}))
+    return found
+
+
+def _in_single(outcome: Reconstruction) -> Reconstruction:
+    """The outcome in single precision, whatever the attacked model's own type is."""
+    return replace(
+        outcome,
+        inputs=outcome.inputs.float(),
+        iterates=outcome.iterates.float(),
+        cost=outcome.cost.float(),
+        costs=outcome.costs.float(),
+    )
 
 
 def _arrange(outcome: Reconstruction, truths: Truths) -> tuple[Tensor, list[Tensor]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedveil.auditing.result import Cost, Role, Row, Status, Verdict
+from fedveil.auditing.result import Cost, Role, Row, Status, Verdict, recovers
 from fedveil.leakage.floors import better_floor
 from fedveil.leakage.intervals import Interval, paired
 
@@ -13,7 +13,7 @@ FLOORS: tuple[Role, ...] = ("noise-floor", "mean-floor")
 def strongest(rows: list[Row]) -> Row | None:
     """The attacker who identifies most of the defended images (the undefended ones if there is no defense)."""
     attacked = [row for row in rows if row.role in DEFENDED] or [row for row in rows if row.role == "ceiling"]
-    return max(attacked, key=lambda row: (row.metrics["identified"].mean, row.metrics["psnr"].mean), default=None)
+    return max(attacked, key=recovers, default=None)
 
 
 def judge(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 
 from torch import nn
@@ -9,14 +10,13 @@ from torch import nn
 from fedveil.attacks.base import Attack
 from fedveil.auditing.result import Assumption, DefenseCard
 from fedveil.auditing.settings import Audit
-from fedveil.defenses.base import Place
+from fedveil.defenses.base import Defense, Place
 from fedveil.defenses.chain import Chain
 from fedveil.federation.history import Perturbation
 from fedveil.federation.settings import Federation
 from fedveil.fields import field_values
 from fedveil.ledger.statement import Statement
 from fedveil.registry import attacks as attack_registry
-from fedveil.registry import defenses as defense_registry
 from fedveil.tasks.task import Task
 from fedveil.tree import Tree
 
@@ -158,7 +158,7 @@ def defense_card(
             for name, value in field_values(defense).items()
         },
         spelled=str(chain),
-        summary=" ".join(_summary(defense.name) for defense in chain.defenses),
+        summary=" ".join(_summary(defense) for defense in chain.defenses),
         acts_on=", then ".join(places),
         guarantee=promised.paragraph,
         formal=promised.formal,
@@ -168,9 +168,9 @@ def defense_card(
     )
 
 
-def _summary(name: str) -> str:
-    """The first line of the class's docstring, as `fedveil list` shows it too."""
-    return defense_registry.entries()[name].summary
+def _summary(defense: Defense) -> str:
+    """The first line of the class's docstring, as `fedveil list` shows it too; the class need not be registered."""
+    return (inspect.getdoc(type(defense)) or "").partition("\n")[0]
 
 
 def _batch_norm(model: nn.Module) -> bool:

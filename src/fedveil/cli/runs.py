@@ -8,6 +8,7 @@ from typing import Any
 
 import safetensors.torch
 
+from fedveil.auditing.asked import Asked
 from fedveil.auditing.check import check as check_audit
 from fedveil.auditing.outcome import Outcome
 from fedveil.auditing.result import load_result
@@ -30,7 +31,7 @@ def run_audit(given: Given) -> None:
         _show_audit(Outcome(*load_result(place.path)), place, config)
         return
     task = config.build_task()
-    check_audit(task, config.chain, list(config.attack), config.federation, config.audit, train=config.trains)
+    check_audit(Asked(task, config.chain, tuple(config.attack), config.federation, config.audit, train=config.trains))
     _check_training(config, task)
     place.take(config)
     display = Display(quiet=config.quiet, resumes=place.resumes)

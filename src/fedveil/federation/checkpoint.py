@@ -16,6 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from fedveil.clients.behavior import behavior
 from fedveil.clients.engine import Row
 from fedveil.defenses.chain import Chain, ClientStates, States
 from fedveil.errors import FedveilError
@@ -85,11 +86,19 @@ def configuration(task: Task, chain: Chain, settings: Federation, seed: int) -> 
         "clients": members.hexdigest(),
         "initial model": task.model_hash,
         "loss": getattr(loss, "__name__", type(loss).__name__),
+        "behavior of model and loss": _behavior(task),
         "defense": str(chain),
         "settings": field_values(settings),
         "seed": seed,
     }
     return {name: _plain(value) for name, value in described.items()}
+
+
+def _behavior(task: Task) -> str:
+    """What the model and its loss make of the first examples: their names say little of code that is the user's own."""
+    inputs, targets = task.train.batch(task.clients[0][:2])
+    row = {**dict(task.model.named_parameters()), **dict(task.model.named_buffers())}
+    return behavior(task.model, task.loss, row, inputs, targets)
 
 
 def save_checkpoint(

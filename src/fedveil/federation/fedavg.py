@@ -8,12 +8,13 @@ from fedveil.federation.crew import trained_chunks
 from fedveil.federation.local import Chunk, Local
 from fedveil.federation.schedule import windows
 from fedveil.federation.server import Collector, Server
-from fedveil.federation.steps import Outcome, Plan, own_row
+from fedveil.federation.steps import Outcome, Plan, own_row, require_taken
 
 
 def fedavg_round(plan: Plan, server: Server, number: int, clients: list[int]) -> Outcome:
     """One round: every client trains from the server's weights and uploads, the server takes the mean.
 
+    A client whose training or upload breaks is left out of it.
     A chunk of clients goes through its whole local round before the next one starts: memory stays bounded.
     """
     task, settings, chain = plan.task, plan.settings, plan.chain_at(number)
@@ -39,14 +40,19 @@ def fedavg_round(plan: Plan, server: Server, number: int, clients: list[int]) ->
         server.trained |= local.trained
         outcome.loss += trained.outcome.loss
         outcome.examples += trained.outcome.examples
-        collector.add(local.clients, local.upload, local.buffers, trusted=chain.aggregates)
+        refused = trained.outcome.refused
+        outcome.note_refused(refused)
+        collector.add(local.clients, local.upload, local.buffers, trusted=chain.aggregates, refused=refused)
         outcome.captured += [
             _captured(plan, server, chain, local, row, number)
             for row, client in enumerate(local.clients)
-            if client in recorded and local.traces[client].targets
+            if client in recorded and client not in refused and local.traces[client].targets
         ]
     outcome.note_traffic(len(clients), server.params, server.buffers, task.buffers)
+    outcome.taken = collector.taken
+    require_taken(outcome, number)
     mean = collector.mean(number)
+    assert mean is not None  # some update was taken
     if settings.upload == "delta":
         mean = {name: weight + mean[name] for name, weight in server.params.items()}
     server.params = mean

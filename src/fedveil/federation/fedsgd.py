@@ -11,7 +11,7 @@ from fedveil.federation.capture import Capture, Captured, Truth
 from fedveil.federation.schedule import batches, epoch_orders, windows
 from fedveil.federation.server import Collector, Server
 from fedveil.federation.sgd import sgd_step
-from fedveil.federation.steps import Outcome, Plan, Step, equal_groups, group_step, in_order, own_row
+from fedveil.federation.steps import Outcome, Plan, Step, equal_groups, group_step, in_order, own_row, require_taken
 from fedveil.tasks.inputs import take
 from fedveil.tree import Tree
 
@@ -19,7 +19,8 @@ from fedveil.tree import Tree
 def fedsgd_round(plan: Plan, server: Server, number: int, clients: list[int]) -> Outcome:
     """One round: for each batch index, every client that has one sends its gradient, and the server steps at once.
 
-    A client that has run out of batches is left out of the mean.
+    A client that has run out of batches is left out of the mean, and so is one whose update is refused. A step in
+    which none is left changes nothing.
     """
     task, settings, chain = plan.task, plan.settings, plan.chain_at(number)
     outcome = Outcome(clients)
@@ -34,10 +35,11 @@ def fedsgd_round(plan: Plan, server: Server, number: int, clients: list[int]) ->
         if not chain.random_sizes:
             places = {client: chosen for client, chosen in places.items() if len(chosen)}
         if places:
-            planned = {client: len(walks[client][step]) for client in places}
+            planned = {client: plan.planned(chain, walks[client][step]) for client in places}
             _exchange(plan, server, chain, outcome, number, step, places, planned)
         for observer in plan.observers:
             observer.on_step(number, step)
+    require_taken(outcome, number)
     server.states.new_round(chain)
     return outcome
 
@@ -60,6 +62,7 @@ def _exchange(
         recorded = set(outcome.clients[: settings.record_clients])
     for window in windows(list(places), plan.engine.chunk):
         positions, steps = [], []
+        refused: dict[int, str] = {}
         for where, clients in equal_groups(window, places, server.states):
             data = plan.read(plan.task.train, [places[client] for client in clients])
             params, buffers = Tree.expand(server.params, len(clients)), server.buffers_of(plan, clients)
@@ -68,19 +71,25 @@ def _exchange(
             positions.append(where)
             steps.append(done)
             outcome.note_loss(done)
+            refused |= done.refused
             outcome.captured += [
                 _captured(plan, server, chain, done, row, number)
                 for row, client in enumerate(clients)
-                if client in recorded
+                if client in recorded and client not in refused
             ]
         update = in_order(positions, [done.shared.update for done in steps])
         moved = in_order(positions, [done.shared.buffers for done in steps])
-        collector.add(window, update, moved, trusted=chain.aggregates)
+        collector.add(window, update, moved, trusted=chain.aggregates, refused=refused)
+        outcome.note_refused(refused)
+    outcome.taken += collector.taken
     outcome.captured.sort(key=lambda captured: captured.capture.client)
     outcome.note_traffic(len(places), server.params, server.buffers, plan.task.buffers)
+    mean = collector.mean(number)
+    if mean is None:
+        return
     server.params, server.velocity = sgd_step(
         server.params,
-        collector.mean(number),
+        mean,
         server.velocity,
         lr=settings.lr_at(number),
         momentum=settings.momentum,

@@ -52,4 +52,5 @@ class RoundRecord(BaseModel):
     bytes_up: int  # sent by one client, mean over the round's clients
     bytes_down: int
     clients: list[int]
+    refused: dict[int, str] = {}  # clients of whom an update was not taken, and the first reason: they cost their share
     perturbation: Perturbation | None = None  # of the captured clients; None without them, or where nothing was moved

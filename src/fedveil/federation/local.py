@@ -20,9 +20,10 @@ from fedveil.federation.steps import (
     group_step,
     in_order,
     join,
+    keep_memory,
     own_row,
     put_rows,
-    require_finite,
+    refusals,
 )
 from fedveil.tasks.examples import Examples
 from fedveil.tasks.inputs import Inputs, take
@@ -124,7 +125,7 @@ def local_round(
     last: dict[int, Tensor] = {}
     for step in range(max(len(walks[client]) for client in clients)):
         path = ("round", number, "step", step)
-        walking = [client for client in clients if step < len(walks[client])]
+        walking = [c for c in clients if step < len(walks[c]) and c not in outcome.refused]
         places = {client: plan.compose(chain, client, walks[client][step], path) for client in walking}
         active = [client for client in walking if len(places[client]) or chain.random_sizes]
         last.update({client: places[client] for client in active if len(places[client])})
@@ -132,7 +133,7 @@ def local_round(
             rows = [clients.index(client) for client in members]
             mine, own = (params, buffers) if len(rows) == len(clients) else (params.rows(rows), buffers.rows(rows))
             data = plan.read(examples, [places[client] for client in members])
-            planned = [len(walks[client][step]) for client in members]
+            planned = [plan.planned(chain, walks[client][step]) for client in members]
             done = group_step(plan, chain, states, members, mine, own, data, number, step, planned)
             moved, faster = sgd_step(
                 mine,
@@ -145,6 +146,7 @@ def local_round(
             params, velocity = put_rows(params, rows, moved), put_rows(velocity, rows, faster)
             buffers = put_rows(buffers, rows, done.shared.buffers)
             outcome.note_loss(done)
+            outcome.note_refused(done.refused)
             for row, client in enumerate(members):
                 if client in traces:
                     traces[client].inputs.append(take(done.inputs, row))
@@ -152,37 +154,55 @@ def local_round(
                     traces[client].seen.append(take(done.shared.seen, row))
         for observer in plan.observers:
             observer.on_step(number, step)
-    trained = {c: (own_row(params, row), own_row(buffers, row)) for row, c in enumerate(clients) if c in judge}
     update = params if settings.upload == "weights" else params - Tree.expand(start, len(clients))
-    shared = _protected(plan, chain, states, examples, clients, update, params, buffers, last, number)
+    ended = _Ended(clients, update, params, buffers, last)
+    shared = _protected(plan, chain, states, examples, ended, number, outcome)
+    trained = {
+        client: (own_row(params, row), own_row(buffers, row))
+        for row, client in enumerate(clients)
+        if client in judge and client not in outcome.refused
+    }
     return Local(clients, shared, buffers, traces, trained)
 
 
+@dataclass(frozen=True, eq=False)
+class _Ended:
+    """What a chunk of clients has at the end of its local steps."""
+
+    clients: list[int]
+    update: Tree  # what would be sent without a defense
+    params: Tree
+    buffers: Tree
+    last: dict[int, Tensor]  # each client's last batch that was not empty
+
+
 def _protected(
-    plan: Plan,
-    chain: Chain,
-    states: ClientStates,
-    examples: Examples,
-    clients: list[int],
-    update: Tree,
-    params: Tree,
-    buffers: Tree,
-    last: Mapping[int, Tensor],
-    number: int,
+    plan: Plan, chain: Chain, states: ClientStates, examples: Examples, ended: _Ended, number: int, outcome: Outcome
 ) -> Tree:
-    """The upload after its defenses. They see each client's last batch, as `Guard.upload` shows it to them."""
-    if any(defense.acts_at == "upload" for defense in chain.defenses):
+    """The upload after its defenses. They see each client's last batch, as `Guard.upload` shows it to them.
+
+    Clients that were refused on the way send nothing: their rows stay as they are.
+    """
+    clients = [client for client in ended.clients if client not in outcome.refused]
+    places = [ended.clients.index(client) for client in clients]
+    update, like, where = ended.update.rows(places), ended.params, f"in round {number}, the upload"
+    if clients and any(defense.acts_at == "upload" for defense in chain.defenses):
         # A client whose sampling defense left every batch empty has no last batch: it shows its first example.
-        shown = {client: last.get(client, plan.task.clients[client % len(plan.task.clients)][:1]) for client in clients}
+        first = {client: plan.task.clients[client % len(plan.task.clients)][:1] for client in clients}
+        shown = {client: ended.last.get(client, first[client]) for client in clients}
         positions, parts = [], []
         for rows, members in equal_groups(clients, shown, states):
+            mine = [places[row] for row in rows]
             data = plan.read(examples, [shown[client] for client in members])
             path = ("round", number, "upload")
-            batch = plan.batch(members, params.rows(rows), buffers.rows(rows), data, path, chain)
+            batch = plan.batch(members, ended.params.rows(mine), ended.buffers.rows(mine), data, path, chain)
             memory = states.gather(members, chain)
             parts.append(chain.upload(update.rows(rows), batch, memory))
-            states.scatter(members, memory)
+            refused = refusals(members, parts[-1], like, where)
+            keep_memory(states, members, memory, refused)
+            outcome.note_refused(refused)
             positions.append(rows)
         update = in_order(positions, parts)
-    require_finite(clients, update, number, "the upload")
-    return update
+    else:
+        outcome.note_refused(refusals(clients, update, like, where))
+    return put_rows(ended.update, places, update) if clients else ended.update

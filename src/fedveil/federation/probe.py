@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -208,9 +208,9 @@ def _answers(
     own = Tree.expand(buffers, len(clients))
     if plan.settings.protocol == "fedavg":
         fresh = ClientStates()  # a victim's whole local round: it remembers nothing of another wave's
-        local = local_round(
-            plan, chain, fresh, examples, clients, walks, params, own, number, Outcome(clients), keep=clients
-        )
+        outcome = Outcome(clients)
+        local = local_round(plan, chain, fresh, examples, clients, walks, params, own, number, outcome, keep=clients)
+        _require_taken(outcome.refused)
         epoch = len(walks[clients[0]]) // plan.settings.local_epochs
         traces = [local.traces[client] for client in clients]
         return _Part(
@@ -226,7 +226,14 @@ def _answers(
         raise FedveilError(f"{chain} keeps memories of unequal shapes: its victims cannot be probed together")
     data = plan.read(examples, list(places.values()))
     done = group_step(plan, chain, states, clients, Tree.expand(params, len(clients)), own, data, number, wave)
+    _require_taken(done.refused)
     return _Part(done.shared.update, done.shared.buffers, done.inputs, done.targets, done.shared.seen)
+
+
+def _require_taken(refused: Mapping[int, str]) -> None:
+    """There is nothing to attack in an update that no server would take."""
+    for line in refused.values():
+        raise FedveilError(f"{line}: it cannot be attacked; check the data, the loss and the defense")
 
 
 def _gradients(kind: Kind, uploads: Tree, before: Tree, weight: float) -> Tree:

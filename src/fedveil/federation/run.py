@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
@@ -17,7 +18,7 @@ from fedveil.clients.engine import Backend, Engine, Row
 from fedveil.defenses.base import Defense
 from fedveil.defenses.chain import Chain, ClientStates
 from fedveil.errors import FedveilError
-from fedveil.federation.capture import Capture, Captured, Truth
+from fedveil.federation.capture import Captured
 from fedveil.federation.checkpoint import Machinery, Progress, configuration, load_checkpoint, save_checkpoint
 from fedveil.federation.evaluate import Evaluator
 from fedveil.federation.fedavg import fedavg_round
@@ -36,6 +37,8 @@ from fedveil.tasks.inputs import Inputs, map_inputs
 from fedveil.tasks.task import Task
 from fedveil.tree import Tree
 from fedveil.workers import Workers, opened
+
+log = logging.getLogger("fedveil")
 
 ROUNDS = {"fedsgd": fedsgd_round, "fedavg": fedavg_round}
 
@@ -177,9 +180,9 @@ def _train(plan: Plan, store: Store | None, progress: Progress | None) -> Run:
         observer.on_start(plan.task, settings, list(progress.history))
     while len(progress.history) < settings.rounds and not progress.stopped:
         fresh = _round(plan, evaluator, progress)
-        captured += fresh
         if store:
-            store.save(progress, fresh, Machinery(engine.backend, engine.chunk))
+            fresh = store.save(progress, fresh, Machinery(engine.backend, engine.chunk))
+        captured += fresh
         for observer in plan.observers:
             observer.on_round_end(progress.history[-1])
     return _finish(plan, evaluator, progress, captured)
@@ -250,8 +253,11 @@ def _round(plan: Plan, evaluator: Evaluator, progress: Progress) -> list[Capture
         bytes_up=round(outcome.bytes_up / len(clients)),
         bytes_down=round(outcome.bytes_down / len(clients)),
         clients=clients,
+        refused=dict(sorted(outcome.refused.items())),
         perturbation=perturbation(moved, plan.task.normalization, plan.task.perturb),
     )
+    for line in record.refused.values():
+        log.warning("%s: the server goes on without it", line)
     progress.history.append(record)
     if settings.patience is not None:
         if progress.best is None or _validation(record) > _validation(progress.history[progress.best_round - 1]):
@@ -302,14 +308,14 @@ class Store:
         progress.to(device)
         return progress, machinery
 
-    def save(self, progress: Progress, fresh: list[Captured], machinery: Machinery) -> None:
-        """Keep a round. Captures go first: once the checkpoint tells of the round they are all there."""
-        for captured in fresh:
-            for part, kind in ((captured.capture, "captures"), (captured.truth, "truths")):
-                path = self._path(kind, captured.capture.round, captured.capture.client)
-                path.parent.mkdir(exist_ok=True)
-                part.save(path)
+    def save(self, progress: Progress, fresh: list[Captured], machinery: Machinery) -> list[Captured]:
+        """Keep a round; returns its captures as they lie in their files, so that they take no memory.
+
+        Captures go first: once the checkpoint tells of the round they are all there.
+        """
+        stored = [captured.saved(*self._paths(captured.round, captured.client)) for captured in fresh]
         save_checkpoint(self.checkpoint, progress, self._chain, machinery, self._described)
+        return stored
 
     def captured(self, settings: Federation, history: list[RoundRecord]) -> list[Captured]:
         """What was captured in the rounds before a resume."""
@@ -317,8 +323,12 @@ class Store:
         for record in history:
             if record.round in settings.record_rounds:
                 for client in record.clients[: settings.record_clients]:
-                    capture = Capture.load(self._path("captures", record.round, client))
-                    found.append(Captured(capture, Truth.load(self._path("truths", record.round, client))))
+                    paths = self._paths(record.round, client)
+                    if client in record.refused and not paths[0].exists():
+                        continue  # nothing of it was taken, so nothing was captured
+                    stored = Captured.stored(client, record.round, *paths)
+                    _ = stored.capture, stored.truth  # a missing or damaged file is told before training goes on
+                    found.append(stored)
         return found
 
     def clear(self) -> None:
@@ -328,5 +338,9 @@ class Store:
             for path in (self.folder / kind).glob("round-*-client-*.safetensors"):
                 path.unlink()
 
-    def _path(self, kind: str, number: int, client: int) -> Path:
-        return self.folder / kind / f"round-{number:04}-client-{client:04}.safetensors"
+    def _paths(self, number: int, client: int) -> tuple[Path, Path]:
+        """Where a client's captured update of a round lies, and the truth behind it."""
+        name = f"round-{number:04}-client-{client:04}.safetensors"
+        for kind in ("captures", "truths"):
+            (self.folder / kind).mkdir(exist_ok=True)
+        return self.folder / "captures" / name, self.folder / "truths" / name

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
+import torch
 from torch import Tensor
 
 from fedveil.clients.engine import Row
@@ -13,7 +14,7 @@ from fedveil.defenses.chain import ClientStates
 from fedveil.federation.sgd import at_rest
 from fedveil.federation.steps import Plan
 from fedveil.streams import Streams
-from fedveil.tree import RunningMean, Tree
+from fedveil.tree import RunningMean, Tree, per_client
 
 
 @dataclass
@@ -60,27 +61,52 @@ class Collector:
         self._buffers = RunningMean()
         self._kept: list[Tree] = []
         self._clients: list[int] = []
+        self.taken = 0  # clients whose messages were taken
 
-    def add(self, clients: list[int], update: Tree, buffers: Tree, *, trusted: bool) -> None:
-        """A few clients' messages. A trusted server (a server defense) needs all updates at once: they are kept."""
-        weights = self._plan.weights(clients)
+    def add(
+        self, clients: list[int], update: Tree, buffers: Tree, *, trusted: bool, refused: Collection[int] = ()
+    ) -> None:
+        """A few clients' messages; those of refused clients are left out of the means.
+
+        A trusted server (a server defense) needs all updates at once: they are kept. To it a refused client has sent
+        no change. Were it left out there, the number that the sum is divided by would tell of that client's data,
+        which the guarantee does not allow for.
+        """
+        rows = [row for row, client in enumerate(clients) if client not in refused]
         if trusted:
-            self._kept.append(update)
-        else:
+            nothing = Tree.expand(self._server.params, len(clients))
+            if self._plan.settings.message != "weights":
+                nothing = nothing.map(torch.zeros_like)
+            taken = torch.tensor([client not in refused for client in clients])
+            self._kept.append(
+                update
+                if len(rows) == len(clients)
+                else update.combine(nothing, lambda u, n: torch.where(per_client(taken.to(u.device), u), u, n))
+            )
+            self._clients += clients
+        if len(rows) < len(clients):
+            clients, update, buffers = [clients[row] for row in rows], update.rows(rows), buffers.rows(rows)
+        if not clients:
+            return
+        self.taken += len(clients)
+        weights = self._plan.weights(clients)
+        if not trusted:
             self._mean.add(update, weights)
-        self._clients += clients
         if self._plan.task.buffers == "shared":
             self._buffers.add(buffers, weights)
         elif self._plan.task.buffers == "local":
             for k, client in enumerate(clients):
                 self._server.local[client] = buffers.row(k)
 
-    def mean(self, number: int) -> Row:
-        """The mean update, after what a trusted server does to the updates; shared buffers move too."""
-        if self._plan.task.buffers == "shared":
+    def mean(self, number: int) -> Row | None:
+        """The mean update, after what a trusted server does to the updates; shared buffers move too.
+
+        None where no update was taken.
+        """
+        if self._plan.task.buffers == "shared" and self.taken:
             self._server.buffers = self._buffers.result()
         if not self._kept:
-            return self._mean.result()
+            return self._mean.result() if self.taken else None
         weights: Tensor = self._plan.weights(self._clients)
         streams = Streams.seeded(self._plan.seed, self._clients, *self._path, "server")
         chain, updates = self._plan.chain_at(number), Tree.concat(self._kept)

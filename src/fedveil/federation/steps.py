@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,12 @@ from torch import Tensor
 
 from fedveil.clients.batch import ClientBatch, Shared
 from fedveil.clients.engine import Engine, Row
-from fedveil.defenses.chain import Chain, ClientStates
+from fedveil.defenses.chain import Chain, ClientStates, States
 from fedveil.errors import FedveilError
 from fedveil.federation.capture import Captured
 from fedveil.federation.observers import Observer
 from fedveil.federation.settings import Federation
+from fedveil.intake import Intake
 from fedveil.streams import Streams
 from fedveil.tasks.examples import Examples
 from fedveil.tasks.inputs import Inputs, leaves, map_inputs
@@ -134,8 +135,18 @@ class Plan:
             return default
         own = self.task.clients[client]
         streams = Streams.seeded(self.seed, [client], *path)
-        chosen = chain.sample(self.task.train.labels[own], len(default), streams, fixed_size=self.fixed_sizes)
+        size = self.planned(chain, default)
+        chosen = chain.sample(self.task.train.labels[own], size, streams, fixed_size=self.fixed_sizes)
         return default if chosen is None else own[chosen.flatten()]
+
+    def planned(self, chain: Chain, default: Tensor) -> int:
+        """The size that a batch has by plan.
+
+        Where a defense draws random sizes it is the same in every step, also in the last of an epoch, which else would
+        hold what is left: the chance of an example is then the one that the ledger counts with, and the number that
+        sums are divided by does not tell how many examples a client has.
+        """
+        return self.settings.batch_size if chain.random_sizes and not self.fixed_sizes else len(default)
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,6 +157,12 @@ class Step:
     shared: Shared
     inputs: Inputs
     targets: Tensor
+    refused: dict[int, str]  # clients whose update or buffers are not to be taken, and why
+
+    @property
+    def taken(self) -> list[int]:
+        """The rows of the other clients."""
+        return [row for row, client in enumerate(self.clients) if client not in self.refused]
 
 
 @dataclass
@@ -158,6 +175,12 @@ class Outcome:
     loss: float = 0.0  # summed over examples
     examples: int = 0
     captured: list[Captured] = field(default_factory=list)
+    taken: int = 0  # messages that the server took
+    refused: dict[int, str] = field(default_factory=dict)  # clients of whom one was not taken, and the first reason
+
+    def note_refused(self, refused: Mapping[int, str]) -> None:
+        """Add clients with the reasons why something of theirs was not taken."""
+        self.refused = {**refused, **self.refused}  # the first reason stays
 
     def note_traffic(self, exchanges: int, params: Row, buffers: Row, policy: Buffers) -> None:
         """Add what so many exchanges of the model weigh; the policy says how its buffers travel (see `Task`)."""
@@ -166,10 +189,11 @@ class Outcome:
         self.bytes_down += exchanges * (weights + others * (policy != "local"))
 
     def note_loss(self, step: Step) -> None:
-        """Add a step's losses, each counted by its examples."""
-        size = step.targets.shape[1]
-        self.loss += float(step.shared.loss.double().sum()) * size
-        self.examples += size * len(step.clients)
+        """Add the losses of a step's clients, each counted by its examples."""
+        size, taken = step.targets.shape[1], step.taken
+        losses = step.shared.loss.double()
+        self.loss += float(losses.sum() if len(taken) == len(losses) else losses[taken].sum()) * size
+        self.examples += size * len(taken)
 
 
 def group_step(
@@ -187,7 +211,8 @@ def group_step(
     """One step of clients with equal batch sizes and layouts of memory.
 
     Under FedSGD the gradient is itself the upload, so defenses of the upload act on it too. `planned`: each client's
-    batch size before a defense drew its own.
+    batch size before a defense drew its own. A client whose update or buffers are refused remembers nothing of the
+    step.
     """
     batch = plan.batch(clients, params, buffers, data, ("round", number, "step", step), chain, planned)
     memory = states.gather(clients, chain)
@@ -204,20 +229,36 @@ def group_step(
     if plan.settings.protocol == "fedsgd":
         update = chain.upload(shared.update, batch, memory)
         shared = Shared(update, shared.buffers, shared.loss, shared.seen)
-    states.scatter(clients, memory)
-    require_finite(clients, shared.update, number, f"step {step}")
-    require_finite(clients, shared.buffers, number, f"step {step}", "buffers")
-    return Step(clients, shared, *data)
+    where = f"in round {number}, step {step}"
+    broken = refusals(clients, shared.buffers, buffers, f"in its buffers {where}")
+    refused = broken | refusals(clients, shared.update, params, where)
+    keep_memory(states, clients, memory, refused)
+    return Step(clients, shared, *data, refused)
 
 
-def require_finite(clients: Sequence[int], update: Tree, number: int, where: str, what: str = "update") -> None:
-    """Refuse NaN and infinity, naming the client: they would spoil the model of all."""
-    for client, finite in zip(clients, update.isfinite().tolist(), strict=bool(len(update))):
-        if not finite:
-            raise FedveilError(
-                f"the {what} of client {client} is not finite (NaN or infinity) in round {number}, {where}: "
-                "lower the learning rate, or check the data, the loss and the defense"
-            )
+def refusals(clients: Sequence[int], messages: Tree, like: Tree, where: str) -> dict[int, str]:
+    """The clients whose messages are not to be taken, with a line on each that names it."""
+    if not like.count or not clients:
+        return {}  # a model without such tensors
+    found = Intake(like.row(0)).refused(messages)
+    return {clients[row]: f"the update of client {clients[row]} {why} {where}" for row, why in found.items()}
+
+
+def keep_memory(states: ClientStates, clients: Sequence[int], memory: States, refused: Collection[int]) -> None:
+    """Keep what clients remember of a step. Those who were refused stay as they were: it may be as broken."""
+    rows = [row for row, client in enumerate(clients) if client not in refused]
+    if len(rows) < len(clients):
+        memory = [{name: tensor[rows] for name, tensor in state.items()} for state in memory]
+    states.scatter([clients[row] for row in rows], memory)
+
+
+def require_taken(outcome: Outcome, number: int) -> None:
+    """A round without any update that could be taken ends the run."""
+    if not outcome.taken and outcome.refused:
+        raise FedveilError(
+            f"no update could be taken in round {number}: {outcome.refused[min(outcome.refused)]}; "
+            "lower the learning rate, or check the data, the loss and the defense"
+        )
 
 
 def equal_groups(

@@ -61,7 +61,8 @@ class SmallNet(nn.Module):
         self.head = nn.Linear(64, classes)
 
     def shrink(self, images: Tensor) -> Tensor:
-        """Pictures of at most 32 pixels a side; small ones as they are."""
+        """Pictures of at most 32 pixels a side; small ones as they are. In this network's own floating type."""
+        images = images.to(self.head.weight)
         fits = tuple(images.shape[-2:]) == self.size
         return images if fits else functional.adaptive_avg_pool2d(images, self.size)
 
