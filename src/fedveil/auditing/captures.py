@@ -22,8 +22,10 @@ from fedveil.errors import FedveilError
 from fedveil.federation.capture import Capture, pseudo_gradient
 from fedveil.registry import models
 from fedveil.streams import Streams
+from fedveil.tasks.from_files import FileModel
 from fedveil.tasks.models.base import ModelSpec
 from fedveil.tasks.normalization import Normalization
+from fedveil.tasks.own_files import Reference, is_reference
 from fedveil.tree import Tree
 from fedveil.workers import Workers
 
@@ -146,17 +148,25 @@ def _check_alike(captures: Sequence[Capture]) -> None:
                 )
 
 
-def named_model(capture: Capture) -> nn.Module:
-    """The model that a capture of fedveil's own names."""
+def named_model(capture: Capture, file: str | None = None) -> nn.Module:
+    """The model that a capture of fedveil's own names, or that of a Python file which the user names.
+
+    What a capture says runs no file: it may come from anybody.
+    """
     facts = capture.facts
     described = facts.get("model")
-    if isinstance(described, str):
+    spec: ModelSpec | FileModel
+    if file is not None:
+        spec = FileModel(Reference.read(file))
+    elif isinstance(described, str) and is_reference(described):
+        raise FedveilError(f"the capture's model is out of a Python file, {described}: give that file with --model")
+    elif isinstance(described, str):
         spec = models.parse(described)
     elif isinstance(described, dict) and isinstance(described.get("name"), str):
         spec = models.build(**described)
     else:
         raise FedveilError("the capture does not name its model: give it (--model lenet), or model= in Python")
-    assert isinstance(spec, ModelSpec)
+    assert isinstance(spec, ModelSpec | FileModel)
     shape = _fact(facts, "shape", _lengths, "the shape of an input (--shape 1,28,28)")
     classes = _fact(facts, "classes", _length, "the number of classes (--classes 10)")
     try:
