@@ -43,8 +43,8 @@ from fedveil.leakage.score import gray_gaps, score
 from fedveil.registry import attacks, datasets
 from fedveil.tasks.datasets.base import DataSet
 from fedveil.tasks.examples import ArrayExamples
-from fedveil.tasks.own_files import is_reference
 from fedveil.tasks.normalization import Normalization
+from fedveil.tasks.own_files import is_reference
 from fedveil.workers import Workers
 
 LABELS = ("known", "recovered", "idlg", "optimized")

@@ -47,27 +47,23 @@ class Setting:
 
 
 SETTINGS = (
-    Setting(
-        "task.data", "--data", "text", "Data set: see `fedveil list datasets`; or file.py:dataset.", TASK, "digits"
-    ),
+    Setting("task.data", "--data", "text", "Data set: see `fedveil list datasets`. Or file.py:data.", TASK, "digits"),
     Setting(
         "task.model",
         "--model",
         "text",
-        "Model: see `fedveil list models`; resnet18:norm=group, or file.py:Net.",
+        "Model, with fields: resnet18:norm=group. Or file.py:Net.",
         TASK,
         "lenet",
     ),
     Setting("task.clients", "--clients", "number", "Clients that share the training data.", TASK, "4"),
-    Setting(
-        "task.split", "--split", "text", "The data set's own parts, or train/validation/test: 70/15/15.", TASK, "own"
-    ),
+    Setting("task.split", "--split", "text", "Own parts, or train/validation/test: 70/15/15.", TASK, "own"),
     Setting("task.partition", "--partition", "text", "How clients share the training data.", TASK, "iid"),
     Setting(
         "task.limit",
         "--limit",
         "number",
-        "Use at most so many training examples, drawn at random by class.",
+        "Use so many training examples, drawn by class.",
         TASK,
         "all",
     ),

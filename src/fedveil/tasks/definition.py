@@ -19,7 +19,7 @@ from fedveil.tasks.inputs import leaf, leaves
 from fedveil.tasks.limits import limited
 from fedveil.tasks.normalization import Normalization
 from fedveil.tasks.own_data import OwnData, Reader
-from fedveil.tasks.partition import Partition, partitions
+from fedveil.tasks.partition import IID, Partition, partitions
 from fedveil.tasks.splits import Parts, Split, read_split
 from fedveil.tasks.tokens import next_token_loss
 
@@ -162,6 +162,8 @@ def shared_out(
 ) -> tuple[Parts, tuple[Tensor, ...]]:
     """The examples, no more than the limit allows, and the places of every client in the training part."""
     parts, members = own.parts, own.clients
+    if members is not None and partition != IID():
+        raise FedveilError("which examples each client has is given: leave the partition out")
     if limit is not None:
         parts, members = limited(parts, members, limit, seed)
     if members is None:

@@ -106,6 +106,8 @@ def task(
             **rest,
         )
         description |= {"name": str(file.reference), "clients": len(made.clients)}
+        if own.clients is not None:
+            del description["partition"]
         code += [file.code_hash] if file.code_hash else []
         return described(made, model_name=model_name, description=description, code_hash=_together(code))
     source: DataSet = datasets.parse(name)
@@ -214,7 +216,8 @@ def holdings_of(
         data = without_tokens(loaded) if isinstance(loaded, LoadedText) else loaded
         own, names = _divided(data, chosen_split, seed), tuple(map(printable, data.class_names))
     parts, members = shared_out(own, clients, chosen_partition, seed, limit)
-    return _holdings(parts.train, members, names, partitions.spell(chosen_partition))
+    shown = partitions.spell(chosen_partition) if own.clients is None else ""
+    return _holdings(parts.train, members, names, shown)
 
 
 def _holdings(train: Examples, clients: Sequence[Tensor], names: tuple[str, ...], partition: str) -> Holdings:
