@@ -86,8 +86,8 @@ def _identity(task: Task) -> Normalization:
     assert isinstance(sample, Tensor)  # checked: no parts
     if float(sample.min()) < -1e-6 or float(sample.max()) > 1 + 1e-6:
         raise FedveilError(
-            f"the inputs range from {float(sample.min()):.4g} to {float(sample.max()):.4g} and are no pixels between "
-            "0 and 1, so pictures cannot be scored: if they were normalized, tell the Task how, "
+            f"the inputs range from {float(sample.min()):.4g} to {float(sample.max()):.4g} and are not pixels "
+            "between 0 and 1, so pictures cannot be scored: if they were normalized, tell the Task how, "
             "normalization=Normalization(mean, std), normalized=True; else give pixels"
         )
     channels = task.shape[0]
