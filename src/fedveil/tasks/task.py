@@ -181,7 +181,7 @@ def label_table(task: Task) -> list[list[int]]:
     """How many training examples of each class (or with each label) each client holds: clients × classes.
 
     >>> label_table(task("digits", clients=2, limit=20))
-    [[0, 2, 1, 1, 1, 2, 1, 2, 0, 0], [3, 0, 1, 1, 1, 0, 1, 0, 2, 1]]
+    [[0, 0, 2, 1, 1, 1, 1, 2, 1, 1], [2, 2, 0, 1, 1, 1, 1, 0, 1, 1]]
     """
     return holdings(task).counts
 
