@@ -109,9 +109,21 @@ def test_arrays_are_checked(inputs: Any, normalization: Normalization | None, li
 def test_labels_of_a_dataset_are_read_once() -> None:
     items = Items([(torch.ones(2), np.int64(place % 2)) for place in range(6)])
     examples = DatasetExamples(items)
-    assert items.reads == 6
+    assert items.reads == 6 + 2  # the first twice more, to see whether it stays the same
     assert examples.labels.tolist() == examples.subset(range(6)).labels.tolist() == [0, 1, 0, 1, 0, 1]
-    assert items.reads == 6
+    assert items.reads == 6 + 2
+
+
+def test_random_transforms_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    class Shifting(Items):
+        def __getitem__(self, place: int) -> Any:
+            inputs, label = super().__getitem__(place)
+            return inputs + self.reads, label
+
+    DatasetExamples(Items([FINE]))
+    assert not caplog.records
+    DatasetExamples(Shifting([FINE]))
+    assert "another input each time" in caplog.text
 
 
 def test_a_dataset_may_give_numpy_named_parts_and_tensor_labels() -> None:

@@ -124,6 +124,7 @@ def test_real_mnist_is_normalized(real_data: Path) -> None:
         ({"clients": 0}, "at least 1"),
         ({"limit": 3, "clients": 4}, "4 clients cannot share 3"),
         ({"limit": 0}, "limit must be at least 1"),
+        ({"clients": [range(5)]}, "clients must be a number here"),
         ({"split": "half"}, "unknown split 'half'"),
         ({"partition": "iidd"}, "unknown partition 'iidd': did you mean 'iid'"),
         ({"partition": 3}, "partition must be a name"),

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+import numpy as np
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -167,7 +168,8 @@ def shared_out(
     if limit is not None:
         parts, members = limited(parts, members, limit, seed)
     if members is None:
-        assert not isinstance(clients, Sequence)  # read with the data
+        if not isinstance(clients, int | np.integer):
+            raise FedveilError("clients must be a number here; the rows of each can be given for data of your own")
         members = partition.assign(parts.train.labels, int(clients), seed)
     return parts, members
 

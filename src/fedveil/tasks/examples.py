@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any, Self
@@ -18,6 +19,8 @@ from fedveil.tasks.fingerprint import Fingerprint
 from fedveil.tasks.image_files import ImageFiles
 from fedveil.tasks.inputs import Inputs, count, leaves, map_inputs, take
 from fedveil.tasks.normalization import Normalization, PixelRange
+
+logger = logging.getLogger(__name__)
 
 KEPT = 2**28  # bytes of pictures that are kept after they were read from files
 
@@ -155,7 +158,8 @@ class FileExamples(Examples):
 class DatasetExamples(Examples):
     """Examples of a map-style torch `Dataset` whose items are (input, label).
 
-    Every item is read once at the start, for its label, to check it, and for the hash; only the labels are kept.
+    Every item is read once at the start, for its label, to check it, and for the hash; only the labels are kept. The
+    first is read again, to see whether it is the same.
     Without a normalization the inputs are taken as the data set gives them.
     """
 
@@ -181,10 +185,20 @@ class DatasetExamples(Examples):
             pixels.add(map_inputs(lambda tensor: tensor[None], inputs))
             labels.append(label)
         pixels.check()
+        self._check_steady()
         joined = join_labels(labels)
         total.add("labels", joined)
         self.source_sha256 = total.hexdigest()
         super().__init__(joined, None if normalized else normalization)
+
+    def _check_steady(self) -> None:
+        if _length(self._dataset):
+            once, again = (leaves(self._item(0)[0]) for _ in range(2))
+            if not all(again[name].equal(tensor) for name, tensor in once.items()):
+                logger.warning(
+                    "the data give another input each time they are read: without random transforms such as flips and "
+                    "crops a run could be repeated and resumed"
+                )
 
     def _item(self, place: int) -> tuple[Inputs, int | Tensor]:
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -66,7 +65,7 @@ def read_file_data(text: str, clients: int, split: Split, seed: int) -> FileData
     """
     reference = Reference.read(text)
     found = reference.load()
-    if isinstance(found, type) or inspect.isroutine(found):
+    if isinstance(found, type) or (callable(found) and not hasattr(found, "__getitem__")):
         found = reference.call(found, {})
     said = dict(found) if isinstance(found, Mapping) else {"data": found}
     unknown = [str(key) for key in said if key not in KEYWORDS]

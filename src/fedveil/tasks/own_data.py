@@ -32,7 +32,6 @@ class OwnData:
     parts: Parts
     clients: tuple[Tensor, ...] | None = None
     class_names: Names = ()  # as the data sets themselves name them
-    whole: bool = False  # came as one set, and was divided here
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,6 @@ class Reader:
             return OwnData(
                 parts_of(examples, *self._shares(what).places(len(examples), self.seed, *path)),
                 class_names=_names_of(data),
-                whole=True,
             )
         if not _are_parts(data):
             raise FedveilError(_unreadable(data))
@@ -111,7 +109,7 @@ class Reader:
             kept = [rows[0] for rows in divided]
             validation, test = (torch.cat([rows[part] for rows in divided]) for part in (1, 2))
         parts = parts_of(examples, torch.cat(kept), validation, test)
-        return OwnData(parts, _one_after_another([len(rows) for rows in kept]), _names_of(data), whole=True)
+        return OwnData(parts, _one_after_another([len(rows) for rows in kept]), _names_of(data))
 
     def _divide_rows(self, split: FractionSplit, rows: Tensor, number: int) -> list[Tensor]:
         try:

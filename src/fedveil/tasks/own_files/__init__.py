@@ -25,6 +25,7 @@ from typing import Any
 from fedveil.errors import FedveilError, unknown_name
 
 _REFERENCE = re.compile(r"(?P<path>.+\.py):(?P<name>[^:/\\]*)", re.DOTALL)
+_FIELDS = re.compile(r"[\w-]+:\s*[\w-]+\s*=")  # a registered name with fields
 _MODULE = re.compile(rf"{re.escape(__name__)}\.file_([0-9a-f]{{64}})_([0-9a-f]+)")
 
 
@@ -34,7 +35,7 @@ def is_reference(text: object) -> bool:
     >>> is_reference("nets/mine.py:Net"), is_reference("resnet18:norm=group"), is_reference("image-folder:path=a.py")
     (True, False, False)
     """
-    return isinstance(text, str) and _REFERENCE.fullmatch(text) is not None and "=" not in text.partition(".py:")[0]
+    return isinstance(text, str) and _REFERENCE.fullmatch(text) is not None and not _FIELDS.match(text)
 
 
 @dataclass(frozen=True)
