@@ -143,11 +143,13 @@ def test_changed_files_are_other_tasks(own: Path) -> None:
         return configuration(made, Chain(), fv.Federation(), seed=0)
 
     before = checked()
+    assert "ReLU" in str(task("digits", model=f"{own}:Net").model)
     assert checked() == before
     state = own.stat()
     own.write_text(own.read_text().replace("nn.ReLU()", "nn.Tanh()"))
     os.utime(own, ns=(state.st_atime_ns, state.st_mtime_ns))  # as quick as an editor can be
     after = checked()
+    assert "Tanh" in str(task("digits", model=f"{own}:Net").model)
     assert after["initial model"] != before["initial model"]
     assert after["data"] == before["data"]
     own.write_text(own.read_text().replace("place / 120", "place / 121"))
