@@ -8,11 +8,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
+from torch import nn
 
+import fedveil as fv
 from fedveil.errors import FedveilError
 from fedveil.fields import field_names
 from fedveil.registry import datasets, models
+from fedveil.tasks.from_files import KEYWORDS
 from fedveil.tasks.partition import partitions
 from fedveil.tasks.sources import SOURCES
 from fedveil.tasks.splits import read_split
@@ -78,15 +82,34 @@ def test_commands_run(tmp_path: Path) -> None:
         for number in range(12):
             pixels = noise.integers(0, 256, (40, 48, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(tmp_path / "pictures" / name / f"{number}.png")
+    (own,) = blocks(TEXT, "py")
+    (tmp_path / "own.py").write_text(own, encoding="utf-8")
     commands = [line for block in blocks(TEXT, "sh") for line in block.splitlines()]
-    assert len(commands) == 4
+    assert len(commands) == 6
     for command in commands:
         assert_runs(command, tmp_path)
     assert (tmp_path / "fedveil-out/pictures/report.html").exists()
     assert (tmp_path / "fedveil-out/clients.html").exists()
+    own_report = (tmp_path / "fedveil-out/own/report.html").read_text(encoding="utf-8")
+    assert "own.py:scans" in own_report
+    assert "label healthy" in own_report or "label ill" in own_report
 
 
-@pytest.mark.parametrize("spec", re.findall(r"`--(?:model|partition|split) ([^`]+)`", TEXT))
+def test_the_text_says_what_a_file_may_hold() -> None:
+    said = TEXT[TEXT.index("a dict of `data`") :].partition(", or a function")[0]
+    assert tuple(re.findall(r"`(\w+)`", said)) == KEYWORDS
+
+
+def test_hospitals_train_on_as_many_rows_as_the_text_says() -> None:
+    rows = torch.rand(200, 4), torch.arange(200) % 2
+    every, some = (fv.Task(nn.Linear(4, 2), rows, clients=[range(80), range(80, end)]) for end in (200, 160))
+    assert [len(places) for places in every.clients] == [56, 84]
+    assert len(every.test) == 12 + 18
+    assert [len(places) for places in some.clients] == [80, 80]
+    assert len(some.test) == 20
+
+
+@pytest.mark.parametrize("spec", re.findall(r"`--(?:model|partition|split) (?!file.py)([^`]+)`", TEXT))
 def test_what_the_text_names_can_be_chosen(spec: str) -> None:
     readers = (models.parse, partitions.parse, read_split)
     assert sum(_reads(reader, spec) for reader in readers) == 1

@@ -19,10 +19,18 @@ class FedveilError(Exception):
 
 
 def _one_line(text: str) -> str:
-    shown = text if len(text) <= LONGEST else f"{text[:LONGEST]}… ({len(text):,} letters)"
-    if shown.isprintable():
-        return shown
-    return "".join(c if c.isprintable() else " " if c.isspace() else repr(c)[1:-1] for c in shown)
+    return printable(text if len(text) <= LONGEST else f"{text[:LONGEST]}… ({len(text):,} letters)")
+
+
+def printable(text: str) -> str:
+    """The text on one line, with everything that a terminal would act upon spelled out. For names out of files.
+
+    >>> printable("red\\x1b[31m\\ncat")
+    'red\\\\x1b[31m cat'
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else " " if c.isspace() else repr(c)[1:-1] for c in text)
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> FedveilError:

@@ -175,3 +175,16 @@ def test_show_refuses_in_one_line(fedveil, tmp_path: Path) -> None:
     refused(fedveil("data", "show", "digits", "--partition", "dirichlet:alpha=0"), "alpha")
     refused(fedveil("data", "show", "digits", "--out", tmp_path / "a.png"), "a.png", ".html or .svg")
     refused(fedveil("data", "show", "mnist", "--data-root", tmp_path), "no train-images")
+
+
+def test_show_spells_out_what_a_terminal_would_act_upon(fedveil, tmp_path: Path) -> None:
+    from PIL import Image
+
+    for name in ("a\x1b[2Jcat", "b\ndog", "c\u202etac"):
+        (tmp_path / "pictures" / name).mkdir(parents=True)
+        for number in range(5):
+            Image.new("L", (8, 8), number).save(tmp_path / "pictures" / name / f"{number}.png")
+    said = fedveil("data", "show", "image-folder:path=pictures,size=8,channels=1", "--clients", "1")
+    assert said.code == 0, said.err
+    assert [line.split()[0] for line in said.out.splitlines()[1:4]] == ["a\\x1b[2Jcat", "b", "c\\u202etac"]
+    assert all(character.isprintable() for character in said.out.replace("\n", ""))

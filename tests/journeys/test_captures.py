@@ -44,7 +44,7 @@ def test_training_leaves_a_model_a_history_and_captures(fedveil: Fedveil, traine
     assert [record["round"] for record in history["history"]] == [1, 2]
     model = MLP(hidden=(16,)).build((1, 8, 8), 10)
     model.load_state_dict(safetensors.torch.load_file(trained / "model.safetensors"))
-    task = fv.task("digits", model=model)
+    task = fv.task("digits", model=model, limit=120)  # as SMALL has it
     inputs, targets = task.test.batch(range(len(task.test)))
     accuracy = float((model(inputs).argmax(1) == targets).float().mean())
     assert accuracy == pytest.approx(history["utility"]["test"], abs=1e-6)

@@ -109,9 +109,21 @@ def test_arrays_are_checked(inputs: Any, normalization: Normalization | None, li
 def test_labels_of_a_dataset_are_read_once() -> None:
     items = Items([(torch.ones(2), np.int64(place % 2)) for place in range(6)])
     examples = DatasetExamples(items)
-    assert items.reads == 6
+    assert items.reads == 6 + 2  # the first twice more, to see whether it stays the same
     assert examples.labels.tolist() == examples.subset(range(6)).labels.tolist() == [0, 1, 0, 1, 0, 1]
-    assert items.reads == 6
+    assert items.reads == 6 + 2
+
+
+def test_random_transforms_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    class Shifting(Items):
+        def __getitem__(self, place: int) -> Any:
+            inputs, label = super().__getitem__(place)
+            return inputs + self.reads, label
+
+    DatasetExamples(Items([FINE]))
+    assert not caplog.records
+    DatasetExamples(Shifting([FINE]))
+    assert "another input each time" in caplog.text
 
 
 def test_a_dataset_may_give_numpy_named_parts_and_tensor_labels() -> None:
@@ -133,9 +145,14 @@ FINE = (torch.ones(2), 0)
     "item, line",
     [
         ((torch.tensor([1.0, float("nan")]), 0), "NaN or infinity at example 1"),
-        ((torch.ones(3), 0), r"example 1 of the data has shape \(3,\), the first has \(2,\)"),
+        ((torch.ones(3), 0), r"example 1 of the data has shape \(3,\) torch.float32, the first has shape \(2,\)"),
         ((torch.ones(2), 0.5), "label of example 1 must be one whole class number, not float"),
-        ((torch.ones(2), torch.ones(2)), "label of example 1 .*shape .2,. torch.float32"),
+        ((torch.ones(2), torch.ones(2) / 2), "label of example 1 .*shape .2,. torch.float32"),
+        ((torch.ones(2), torch.ones(2)), "all class numbers, or all rows of as many zeros and ones"),
+        ((torch.ones(2).byte(), 0), "example 1 of the data has shape .2,. torch.uint8, the first has .*float32"),
+        (((torch.ones(2), torch.ones(2)), 0), "input of example 1 has 2 parts without names: write {'image': a"),
+        ((torch.ones(2), {"a": 1}), "label of example 1 must be one whole class number, not dict"),
+        ((torch.ones(2), 0, 1), "example 1 of the data is 3 things, expected a pair"),
         ((object(), 0), "input of example 1 must be a tensor or a numpy array, not object"),
         (torch.ones(2), "expected a pair"),
     ],

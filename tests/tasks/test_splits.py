@@ -109,6 +109,24 @@ def test_a_split_that_makes_no_sense_is_refused(given: object) -> None:
         read_split(given)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    "given, shown, total",
+    [
+        ("70/20", "70/20", "90"),
+        ("50/50/50", "50/50/50", "150"),
+        ((0.7, 0.2), "0.7/0.2", "0.9"),
+        ((2, 1, 1), "2/1/1", "4"),
+        ("fractions:train=0.5", "0.5/0.15/0.15", "0.8"),
+    ],
+)
+def test_shares_must_add_up(given: object, shown: str, total: str) -> None:
+    line = f"^the split {shown} adds up to {total}, not to 100 or 1: write 70/15/15 .* or 80/20 .train/test.$"
+    with pytest.raises(FedveilError, match=line):
+        read_split(given)  # type: ignore[arg-type]
+    for right in ("33.3/33.3/33.4", (1 / 3, 1 / 3, 1 / 3), "90/10"):
+        read_split(right)
+
+
 def test_too_few_examples_are_said() -> None:
     with pytest.raises(FedveilError, match="2 examples cannot be divided into 3 parts"):
         part_sizes(2, (70, 15, 15))

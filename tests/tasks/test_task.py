@@ -17,7 +17,7 @@ from fedveil.errors import FedveilError
 from fedveil.registry import models
 from fedveil.tasks.normalization import Normalization
 from fedveil.tasks.partition import IID
-from fedveil.tasks.task import Task, task
+from fedveil.tasks.task import Task, holdings, holdings_of, task
 
 X = torch.randn(40, 5, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(40) % 3
@@ -78,11 +78,11 @@ def test_the_seed_decides_weights_and_clients_and_leaves_torch_alone() -> None:
     assert first.data_hash == other.data_hash
 
 
-def test_limit_takes_the_first_training_examples() -> None:
-    whole, few = task("digits"), task("digits", limit=20)
-    assert few.train.labels.equal(whole.train.labels[:20])
-    assert sum(len(places) for places in few.clients) == 20
-    assert len(few.test) == 360
+def test_a_limit_is_of_the_task_and_of_its_holdings() -> None:
+    few = task("digits", limit=20)
+    assert len(few.train) == sum(len(places) for places in few.clients) == 20
+    assert len(few.test) == 256
+    assert holdings(few) == holdings_of("digits", limit=20)
     assert len(task("digits", limit=10**6).train) == 1293
 
 
@@ -124,6 +124,7 @@ def test_real_mnist_is_normalized(real_data: Path) -> None:
         ({"clients": 0}, "at least 1"),
         ({"limit": 3, "clients": 4}, "4 clients cannot share 3"),
         ({"limit": 0}, "limit must be at least 1"),
+        ({"clients": [range(5)]}, "clients must be a number here"),
         ({"split": "half"}, "unknown split 'half'"),
         ({"partition": "iidd"}, "unknown partition 'iidd': did you mean 'iid'"),
         ({"partition": 3}, "partition must be a name"),
@@ -288,7 +289,7 @@ def nan() -> nn.Module:
             r"gives \(6,\) for a batch of 2, expected \(2, classes\)",
         ),
         (linear(), (X, Y.float()), "whole class numbers, not torch.float32"),
-        (linear(), (X, Y[:, None]), r"shape \(N,\), not \(40, 1\)"),
+        (linear(), (X, torch.stack([Y, Y], 1)), r"must be 0 or 1; class numbers have shape \(N,\), not \(40, 2\)"),
         (linear(), (X, Y[:-1]), "40 inputs but 39 labels"),
         (linear(), (X[:0], Y[:0]), "0 examples|is empty"),
         (linear(), ((X, Y), (X[:0], Y[:0])), "test data is empty"),
@@ -298,7 +299,8 @@ def nan() -> nn.Module:
         (linear(), Unsized(), "Unsized has no length"),
         (linear(), X, "cannot read data of type Tensor: give a torch Dataset"),
         (linear(), (X, Y, X, Y), "cannot read data of type tuple of Tensor"),
-        (linear(), None, "cannot read data of type NoneType"),
+        (linear(), None, "there is no data: give a torch Dataset"),
+        (nn.Linear(5, 3, dtype=torch.complex64), (X, Y), "weights weight are complex: use real ones"),
         (linear(), (X[:3], Y[:3]), "4 clients cannot share 1 training"),
     ],
 )
@@ -326,5 +328,7 @@ def test_wrong_losses_get_one_line(loss: Any, line: str) -> None:
 def test_settings_that_do_not_go_together_are_said() -> None:
     with pytest.raises(FedveilError, match="no parts of its own"):
         Task(linear(), (X, Y), split="own")
-    with pytest.raises(FedveilError, match="normalizes in its own transforms"):
-        Task(linear(), TensorDataset(X, Y), normalization=Normalization((0.5,), (0.5,)))
+    with pytest.raises(FedveilError, match="come in parts already: leave the split out"):
+        Task(linear(), ((X, Y), (X, Y)), split="80/20")
+    with pytest.raises(FedveilError, match="leave the partition out"):
+        Task(linear(), (X, Y), clients=[range(20), range(20, 40)], partition="shards")

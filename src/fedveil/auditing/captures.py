@@ -25,8 +25,10 @@ from fedveil.federation.capture import Capture, pseudo_gradient
 from fedveil.federation.facts import PublicFacts
 from fedveil.registry import models
 from fedveil.streams import Streams
+from fedveil.tasks.from_files import FileModel
 from fedveil.tasks.models.base import ModelSpec
 from fedveil.tasks.normalization import Normalization
+from fedveil.tasks.own_files import Reference, is_reference
 from fedveil.tree import Tree
 from fedveil.workers import Workers
 
@@ -266,17 +268,25 @@ def check_labels(labels: Tensor, captures: Sequence[Capture], classes: int | Non
         raise FedveilError(f"labels must be between 0 and {classes - 1}: they do not belong to this model")
 
 
-def named_model(capture: Capture) -> nn.Module:
-    """The model that a capture of fedveil's own names."""
+def named_model(capture: Capture, file: str | None = None) -> nn.Module:
+    """The model that a capture of fedveil's own names, or that of a Python file which the user names.
+
+    What a capture says runs no file: it may come from anybody.
+    """
     facts = capture.public
     described = facts.model
-    if isinstance(described, str):
+    spec: ModelSpec | FileModel
+    if file is not None:
+        spec = FileModel(Reference.read(file))
+    elif isinstance(described, str) and is_reference(described):
+        raise FedveilError(f"the capture's model is out of a Python file, {described}: give that file with --model")
+    elif isinstance(described, str):
         spec = models.parse(described)
     elif isinstance(described, dict) and isinstance(described.get("name"), str):
         spec = models.build(**described)
     else:
         raise FedveilError("the capture does not name its model: give it (--model lenet), or model= in Python")
-    assert isinstance(spec, ModelSpec)
+    assert isinstance(spec, ModelSpec | FileModel)
     shape = _shape(capture, CaptureSetting())
     if facts.classes is None:
         raise FedveilError("the capture does not tell the number of classes: give it (--classes 10)")

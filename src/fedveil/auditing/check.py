@@ -60,6 +60,11 @@ def check(asked: Asked) -> Normalization:
         raise FedveilError("an audit needs one class per image; this task has several labels per image (train works)")
     if len(task.shape) != 3 or task.perturb is not None:
         raise FedveilError(f"an audit scores images of shape (channels, height, width); these inputs are {task.shape}")
+    if task.shape[0] not in (1, 3) and task.shape[2] in (1, 3):
+        raise FedveilError(
+            f"an audit scores images of shape (channels, height, width); these are {task.shape}, with the channels "
+            "last: write images.permute(0, 3, 1, 2)"
+        )
     if settings.source == "clients":
         _check_victims(task, settings)
     if settings.source == "test" and chain.composes:
@@ -136,8 +141,9 @@ def _identity(task: Task) -> Normalization:
     assert isinstance(sample, Tensor)  # checked: no parts
     if float(sample.min()) < -1e-6 or float(sample.max()) > 1 + 1e-6:
         raise FedveilError(
-            "the inputs are not pixels between 0 and 1, so pictures cannot be scored: give pixels and "
-            "normalization=Normalization(mean, std)"
+            f"the inputs range from {float(sample.min()):.4g} to {float(sample.max()):.4g} and are not pixels "
+            "between 0 and 1, so pictures cannot be scored: if they were normalized, tell the Task how, "
+            "normalization=Normalization(mean, std), normalized=True; else give pixels"
         )
     channels = task.shape[0]
     return Normalization((0.0,) * channels, (1.0,) * channels)

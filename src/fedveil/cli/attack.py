@@ -46,6 +46,7 @@ from fedveil.registry import attacks, datasets
 from fedveil.tasks.datasets.base import DataSet
 from fedveil.tasks.examples import ArrayExamples
 from fedveil.tasks.normalization import Normalization
+from fedveil.tasks.own_files import is_reference
 from fedveil.workers import Workers
 
 LABELS = ("known", "recovered", "idlg", "optimized")
@@ -191,7 +192,8 @@ def _setting(given: AttackOptions, first: Capture) -> CaptureSetting:
     if not any(told.values()):
         return setting
     facts = first.facts | {name: value for name, value in told.items() if value is not None}
-    return replace(setting, model=named_model(replace(first, facts=facts)))
+    file = given.model if is_reference(given.model) else None
+    return replace(setting, model=named_model(replace(first, facts=facts), file))
 
 
 def _shape(text: str | None) -> tuple[int, ...] | None:

@@ -26,6 +26,7 @@ from fedveil.errors import FedveilError, unknown_name
 from fedveil.federation.settings import Federation
 from fedveil.fields import Count, field_values, problems
 from fedveil.registry import attacks, datasets, defenses, models
+from fedveil.tasks.own_files import Reference, is_reference
 from fedveil.tasks.partition import partitions
 from fedveil.tasks.splits import read_split
 from fedveil.tasks.task import Buffers, Task, task
@@ -37,7 +38,7 @@ NOT_KEPT = ("out", "overwrite", "json", "quiet")
 
 
 class TaskSection(BaseModel):
-    """[task]: what is learned, by name."""
+    """[task]: what is learned, by name, or out of Python files of one's own."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -53,8 +54,11 @@ class TaskSection(BaseModel):
     @field_validator("data", "model", "split", "partition")
     @classmethod
     def _known(cls, value: str, info: pydantic.ValidationInfo) -> str:
+        """Python files of the user's own are looked for here, not run, and kept so that any folder finds them."""
         readers = {"data": datasets.parse, "model": models.parse, "split": read_split, "partition": partitions.parse}
         try:
+            if info.field_name in ("data", "model") and is_reference(value):
+                return str(Reference.read(value))
             readers[str(info.field_name)](value)
         except FedveilError as error:
             raise ValueError(str(error)) from None

@@ -94,7 +94,7 @@ def _check(
 
 @app.command("show")
 def _show(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Data set: see `fedveil data list`.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Data set: see `fedveil data list`; or file.py:dataset.")],
     clients: Annotated[str | None, option("task.clients")] = None,
     partition: Annotated[str | None, option("task.partition")] = None,
     split: Annotated[str | None, option("task.split")] = None,

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from fedveil.errors import printable
+
 if TYPE_CHECKING:
     from fedveil.federation.observers import Observer
     from fedveil.federation.run import Run
@@ -115,8 +117,8 @@ class OneLine(logging.Handler):
 
 
 def one_line(text: str) -> str:
-    """The text without line breaks."""
-    return " ".join(text.split())
+    """The text without line breaks, nor anything else that a terminal would act upon."""
+    return printable(" ".join(text.split()))
 
 
 def debugging() -> bool:

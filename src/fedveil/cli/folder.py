@@ -13,6 +13,7 @@ from fedveil.cli.config import Config, read_toml, to_toml
 from fedveil.errors import FedveilError
 from fedveil.federation.checkpoint import differences
 from fedveil.files import writable_folder, write_atomically
+from fedveil.tasks.own_files import Reference, is_reference
 
 HOME = Path("fedveil-out")  # where runs go that name no folder
 CONFIG = "config.toml"
@@ -79,8 +80,13 @@ def free_folder(label: str) -> Path:
 
 def _label(config: Config) -> str:
     names = "+".join(defense.name for defense in config.defense) or "none"
-    parts = (config.task.data.partition(":")[0], config.task.model.partition(":")[0], names)
+    parts = (_word(config.task.data), _word(config.task.model), names)
     return "-".join((*(("train",) if config.command == "train" else ()), *parts))
+
+
+def _word(spec: str) -> str:
+    """What a data set or model is called in the name of a folder: of a Python file, what is taken from it."""
+    return Reference.read(spec).name if is_reference(spec) else spec.partition(":")[0]
 
 
 def _beside(source: Path | None, resume: bool) -> Path | None:

@@ -47,12 +47,26 @@ class Setting:
 
 
 SETTINGS = (
-    Setting("task.data", "--data", "text", "Data set: see `fedveil list datasets`.", TASK, "digits"),
-    Setting("task.model", "--model", "text", "Model, with fields if wanted: resnet18:norm=group.", TASK, "lenet"),
+    Setting("task.data", "--data", "text", "Data set: see `fedveil list datasets`. Or file.py:data.", TASK, "digits"),
+    Setting(
+        "task.model",
+        "--model",
+        "text",
+        "Model, with fields: resnet18:norm=group. Or file.py:Net.",
+        TASK,
+        "lenet",
+    ),
     Setting("task.clients", "--clients", "number", "Clients that share the training data.", TASK, "4"),
-    Setting("task.split", "--split", "text", "The data set's own parts, or shares: 70/15/15.", TASK, "own"),
+    Setting("task.split", "--split", "text", "Own parts, or train/validation/test: 70/15/15.", TASK, "own"),
     Setting("task.partition", "--partition", "text", "How clients share the training data.", TASK, "iid"),
-    Setting("task.limit", "--limit", "number", "Use only the first so many training examples.", TASK, "all"),
+    Setting(
+        "task.limit",
+        "--limit",
+        "number",
+        "Use so many training examples, drawn by class.",
+        TASK,
+        "all",
+    ),
     Setting("task.buffers", "--buffers", "text", "Running statistics: shared, local or recalibrated.", TASK, "shared"),
     Setting(
         "task.data_root", "--data-root", "text", "Folder of the data files.", TASK, "FEDVEIL_DATA or ~/.cache/fedveil"

@@ -12,6 +12,7 @@ from fedveil.cli.options import Given
 from fedveil.registry import datasets
 from fedveil.report.clients import check_picture_path, facts, write_picture
 from fedveil.tasks.holdings import Holdings
+from fedveil.tasks.own_files import is_reference
 from fedveil.tasks.task import holdings_of
 
 MOST_LINES = 40
@@ -21,7 +22,8 @@ def show(name: str, values: dict[str, Any], out: Path | None, *, as_json: bool) 
     """Count and print; draw if a file is named. `values` are by the keys of the configuration file."""
     if out is not None:
         check_picture_path(out)
-    datasets.parse(name)  # a wrong name is told as such, not as the option that it is elsewhere
+    if not is_reference(name):
+        datasets.parse(name)  # a wrong name is told as such, not as the option that it is elsewhere
     config = Config.read("audit", Given({**values, "task.data": name}, None, False))
     task = config.task
     held = holdings_of(

@@ -21,6 +21,7 @@ from fedveil.intake import Intake
 from fedveil.streams import Streams
 from fedveil.tasks.examples import Examples
 from fedveil.tasks.inputs import Inputs, leaves, map_inputs
+from fedveil.tasks.own_files import Reference, is_reference
 from fedveil.tasks.task import Buffers, Task
 from fedveil.tree import Tree, size_in_bytes
 from fedveil.workers import Workers
@@ -74,7 +75,7 @@ class Plan:
         normalization = self.task.normalization
         loss = self.task.loss
         return {
-            "model": self.task.description.get("model", self.task.model_name),
+            "model": self._public_model,
             "loss": getattr(loss, "__name__", type(loss).__name__),
             "shape": list(self.task.shape),
             "classes": self.task.classes,
@@ -85,6 +86,12 @@ class Plan:
             "weight_decay": self.settings.weight_decay,
             "buffers": self.task.buffers,
         }
+
+    @property
+    def _public_model(self) -> str:
+        """The model by name; where it came out of a Python file, without the folder on this machine."""
+        name = str(self.task.description.get("model", self.task.model_name))
+        return Reference.read(name).short if is_reference(name) else name
 
     @property
     def needs_validation(self) -> bool:

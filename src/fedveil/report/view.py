@@ -133,6 +133,12 @@ def _beside(row: Row | None) -> str:
     return ", ".join(parts)
 
 
+def _label(result: Result, number: int) -> str:
+    """The name of a class, where there are names."""
+    names = result.holdings.labels if result.holdings is not None else []
+    return names[number] if 0 <= number < len(names) else str(number)
+
+
 def grid(result: Result, images: Images) -> Grid:
     """The pictures, those most leaked under the strongest attacker first."""
     columns: list[tuple[Role, Row | None, NDArray[np.float32]]] = []
@@ -151,7 +157,7 @@ def grid(result: Result, images: Images) -> Grid:
         Case(
             picture=data_uri(images.originals[index]),
             name=f"Image {index + 1}",
-            label=f"label {images.labels[index]}" if index < len(images.labels) else "",
+            label=f"label {_label(result, int(images.labels[index]))}" if index < len(images.labels) else "",
             cells=[_cell(index, role, row, pictures, quality) for role, row, pictures in columns],
         )
         for index in order[:MOST_IMAGES]

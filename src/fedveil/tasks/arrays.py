@@ -1,9 +1,9 @@
-"""Arrays of any origin (torch, numpy) as tensors, or one line that says why not."""
+"""Arrays of any origin (torch, numpy, pictures) as tensors, or one line that says why not."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 import torch
@@ -11,6 +11,9 @@ from torch import Tensor
 
 from fedveil.errors import FedveilError
 from fedveil.tasks.inputs import Inputs
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 
 def is_array(value: object) -> bool:
@@ -20,19 +23,38 @@ def is_array(value: object) -> bool:
     return isinstance(value, Tensor | np.ndarray)
 
 
+def is_numbers(value: object) -> bool:
+    """Whether this is a list of whole numbers, as torchvision's `targets` are."""
+    return isinstance(value, list | tuple) and bool(value) and all(isinstance(part, int | np.integer) for part in value)
+
+
 def as_tensors(value: Any, what: str) -> Inputs:
-    """A tensor or numpy array, or a mapping of them, as inputs. Memory is shared where it can be."""
+    """A tensor, numpy array or picture, or a mapping of them, as inputs. Memory is shared where it can be."""
     if isinstance(value, Mapping):
-        return {str(name): _tensor(part, f"{what} '{name}'") for name, part in value.items()}
-    return _tensor(value, what)
+        return {str(name): _input(part, f"{what} '{name}'") for name, part in value.items()}
+    return _input(value, what)
+
+
+def _input(value: Any, what: str) -> Tensor:
+    if isinstance(value, tuple | list):
+        raise FedveilError(
+            f"{what} has {len(value)} parts without names: write {{'image': a, 'age': b}}, which the model then takes "
+            "by keyword"
+        )
+    return _tensor(_pixels(value, what) if _is_picture(value) else value, what)
 
 
 def as_labels(value: Any, what: str) -> Tensor:
     """One class number per example, int64 (N,), or any number of labels per example, float32 zeros and ones (N, L)."""
-    labels = _tensor(value, what)
-    if labels.dim() == 2 and labels.is_floating_point():
+    labels = _tensor(np.asarray(value) if is_numbers(value) else value, what)
+    if labels.dim() == 2 and labels.shape[1] == 1 and not labels.is_floating_point():
+        labels = labels[:, 0]
+    if labels.dim() == 2 and not labels.is_complex():
         if not ((labels == 0) | (labels == 1)).all():
-            raise FedveilError(f"{what} have one column per label and so must be 0 or 1")
+            raise FedveilError(
+                f"{what} have one column per label and so must be 0 or 1; class numbers have shape (N,), not "
+                f"{tuple(labels.shape)}"
+            )
         return labels.to(torch.float32)
     if labels.dim() != 1:
         raise FedveilError(f"{what} must be one label per example, shape (N,), not {tuple(labels.shape)}")
@@ -43,16 +65,53 @@ def as_labels(value: Any, what: str) -> Tensor:
     return labels.to(torch.int64)
 
 
-def as_label(value: Any, place: int) -> int:
-    """The label of one item of a data set: an integer, or an array that holds one."""
+def as_label(value: Any, place: int) -> int | Tensor:
+    """The label of one item of a data set: an integer, or an array that holds one, or a row of zeros and ones."""
     if isinstance(value, Tensor | np.ndarray | np.generic):
         tensor = torch.as_tensor(value)
         if tensor.numel() == 1 and not tensor.is_floating_point() and not tensor.is_complex():
             return int(tensor.item())
+        if tensor.dim() == 1 and len(tensor) > 1 and ((tensor == 0) | (tensor == 1)).all():
+            return tensor.to(torch.float32)
     elif isinstance(value, int):
         return int(value)
     shown = f"shape {tuple(value.shape)} {value.dtype}" if hasattr(value, "shape") else type(value).__name__
-    raise FedveilError(f"the label of example {place} must be one whole class number, not {shown}")
+    raise FedveilError(
+        f"the label of example {place} must be one whole class number, not {shown}; "
+        "for several labels, a row of zeros and ones"
+    )
+
+
+def join_labels(labels: Sequence[int | Tensor]) -> Tensor:
+    """The labels of single items as those of all."""
+    rows = [label for label in labels if isinstance(label, Tensor)]
+    if not rows:
+        return torch.tensor(labels, dtype=torch.int64)
+    if len(rows) < len(labels) or len({len(row) for row in rows}) > 1:
+        raise FedveilError("the labels of the data must be all class numbers, or all rows of as many zeros and ones")
+    return torch.stack(rows)
+
+
+def check_not_one_hot(labels: Tensor) -> None:
+    """Exactly one 1 in every row is most likely a class, and would be trained and scored as something else."""
+    if labels.dim() == 2 and labels.is_floating_point() and labels.shape[1] > 1 and (labels.sum(1) == 1).all():
+        raise FedveilError(
+            "every row of the targets has exactly one 1, as one-hot classes do: give class numbers, targets.argmax(1); "
+            "if they are labels of which an example may have several, give loss=binary_cross_entropy_with_logits"
+        )
+
+
+def _is_picture(value: Any) -> TypeGuard[Image]:
+    # Told by its class's home: nobody who has no pictures needs to import PIL.
+    return any(cls.__module__ == "PIL.Image" and cls.__name__ == "Image" for cls in type(value).__mro__)
+
+
+def _pixels(picture: Image, what: str) -> np.ndarray:
+    """A picture as (channels, height, width), uint8."""
+    if picture.mode not in ("L", "RGB"):
+        raise FedveilError(f"{what} is a picture of mode {picture.mode}: use picture.convert('RGB'), or 'L' for gray")
+    pixels = np.array(picture)
+    return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
 
 def _tensor(value: Any, what: str) -> Tensor:

@@ -13,7 +13,7 @@ from torch.nn.parameter import UninitializedParameter
 
 from fedveil.errors import FedveilError
 from fedveil.tasks.examples import Examples, one_line
-from fedveil.tasks.inputs import as_arguments, leaf, leaves, map_inputs
+from fedveil.tasks.inputs import Inputs, as_arguments, leaf, leaves, map_inputs
 from fedveil.tasks.splits import Parts
 
 Loss = Callable[[Any, Tensor], Tensor]  # (the model's output, targets) -> mean over the batch, a scalar
@@ -32,8 +32,15 @@ def check_model(model: nn.Module) -> None:
             f"{type(model).__name__} has no parameters that require gradients: there is nothing to train"
         )
     for name, parameter in model.named_parameters():
+        if parameter.is_complex():
+            raise FedveilError(f"the model's weights {name} are complex: use real ones, in two parts if need be")
         if not torch.isfinite(parameter).all():
             raise FedveilError(f"the model's weights contain NaN or infinity: {name}")
+
+
+def floating_type(model: nn.Module) -> torch.dtype:
+    """The type of the model's weights, in which it takes its inputs."""
+    return next(parameter.dtype for parameter in model.parameters() if parameter.is_floating_point())
 
 
 def check_fit(model: nn.Module, loss: Loss, parts: Parts, perturb: str | None) -> int | None:
@@ -58,7 +65,8 @@ def check_fit(model: nn.Module, loss: Loss, parts: Parts, perturb: str | None) -
         try:
             output = model(*arguments, **keywords)
         except Exception as error:  # a user's model may raise anything
-            raise FedveilError(f"the model does not take a batch of shape {shapes}: {one_line(error)}") from error
+            hint = _channels_hint(inputs)
+            raise FedveilError(f"the model does not take a batch of shape {shapes}{hint}: {one_line(error)}") from error
         width = output.shape[1] if isinstance(output, Tensor) and output.dim() == 2 else None
         single = width is not None and not parts.train.multi_label
         fits = single and all(_in_range(part, width or 0) for part in given)
@@ -77,6 +85,13 @@ def check_fit(model: nn.Module, loss: Loss, parts: Parts, perturb: str | None) -
             raise FedveilError(f"the loss fails on the model's output: {one_line(error)}") from error
     _check_loss(value)
     return width if fits and width != 1 else None
+
+
+def _channels_hint(inputs: Inputs) -> str:
+    """Pictures as files and numpy have them are a common mistake."""
+    if not isinstance(inputs, Tensor) or inputs.dim() != 4 or inputs.shape[3] not in (1, 3, 4):
+        return ""
+    return " (if these are height, width and channels, write images.permute(0, 3, 1, 2))"
 
 
 def _check_scores(output: Any, examples: int, width: int | None) -> None:

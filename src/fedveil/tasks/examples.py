@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import hashlib
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any, Self
@@ -12,11 +14,13 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from fedveil.errors import FedveilError
-from fedveil.tasks.arrays import as_label, as_tensors
+from fedveil.tasks.arrays import as_label, as_tensors, join_labels
 from fedveil.tasks.fingerprint import Fingerprint
 from fedveil.tasks.image_files import ImageFiles
 from fedveil.tasks.inputs import Inputs, count, leaves, map_inputs, take
-from fedveil.tasks.normalization import Normalization
+from fedveil.tasks.normalization import Normalization, PixelRange
+
+logger = logging.getLogger(__name__)
 
 KEPT = 2**28  # bytes of pictures that are kept after they were read from files
 
@@ -27,14 +31,19 @@ class Examples(ABC):
     Labels are class numbers; where an example has any number of labels, a row of zeros and ones says which; of running
     text they are the tokens themselves.
     A subset is a view: it holds the places of its examples in the source, not the examples.
+
+    A batch is converted when it is read. uint8 means pixels 0 to 255 and becomes floating in [0, 1]. Floating values
+    become the `dtype` of the model. Other integers (token numbers) are left as they are. A normalization comes last.
     """
 
     labels: Tensor  # int64, shape (N,), or float32 zeros and ones, shape (N, L), or int64 tokens, shape (N, length)
     source_sha256: str  # of the source's whole contents, also for a subset
+    dtype: torch.dtype = torch.float32  # of floating inputs and targets
 
-    def __init__(self, labels: Tensor) -> None:
+    def __init__(self, labels: Tensor, normalization: Normalization | None = None) -> None:
         self._source_labels = self.labels = labels
         self._rows = torch.arange(len(labels))  # places in the source
+        self._normalization = normalization  # of pixels; None where inputs are what the model takes
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -52,7 +61,9 @@ class Examples(ABC):
     def batch(self, indices: Tensor | Sequence[int]) -> tuple[Inputs, Tensor]:
         """Model inputs and targets (`labels`) of the examples at these places."""
         places = torch.as_tensor(indices, dtype=torch.int64)
-        return self._read(self._rows[places]), self.labels[places]
+        targets = self.labels[places]
+        inputs = map_inputs(self._model_values, self._read(self._rows[places]))
+        return inputs, targets.to(self.dtype) if targets.is_floating_point() else targets
 
     def batches(self, size: int = 256) -> Iterator[tuple[Inputs, Tensor]]:
         """All examples in order, `size` at a time; the last batch may be smaller."""
@@ -66,28 +77,47 @@ class Examples(ABC):
         made.labels = self._source_labels[made._rows]
         return made
 
+    def as_type(self, dtype: torch.dtype) -> Self:
+        """The same examples for a model of this floating type."""
+        made = copy.copy(self)
+        made.dtype = dtype
+        return made
+
     @abstractmethod
     def _read(self, rows: Tensor) -> Inputs:
-        """The inputs at these places of the source."""
+        """The inputs at these places of the source, as they are stored."""
+
+    def _model_values(self, tensor: Tensor) -> Tensor:
+        if tensor.dtype != torch.uint8 and not tensor.is_floating_point():
+            return tensor
+        values = tensor.to(torch.promote_types(self.dtype, torch.float32))  # half precision is for the result alone
+        if tensor.dtype == torch.uint8:
+            values = values / 255
+        if self._normalization is not None:
+            values = self._normalization.normalize(values)
+        return values.to(self.dtype)
 
 
 class ArrayExamples(Examples):
-    """Examples held in memory, in the type they came in, and converted when a batch is read.
+    """Examples held in memory, in the type they came in."""
 
-    uint8 means pixels 0 to 255 and becomes float32 in [0, 1]. Floating values become float32; with a normalization
-    they are pixels in [0, 1]. Other integers (token numbers) are left as they are. The normalization is applied last.
-    """
-
-    def __init__(self, inputs: Inputs, labels: Tensor, normalization: Normalization | None = None) -> None:
+    def __init__(
+        self,
+        inputs: Inputs,
+        labels: Tensor,
+        normalization: Normalization | None = None,
+        *,
+        normalized: bool = False,
+    ) -> None:
         if count(inputs) != len(labels):
             raise FedveilError(f"{count(inputs)} inputs but {len(labels)} labels: there must be one label per input")
-        if normalization is not None and not isinstance(inputs, Tensor):
-            raise FedveilError("a normalization needs inputs that are one tensor of images, not named parts")
+        pixels = PixelRange(normalization, normalized=normalized)
         for name, tensor in leaves(inputs).items():
-            _check_values(name, tensor, pixels=normalization is not None)
-        super().__init__(labels)
+            _check_values(name, tensor)
+        pixels.add(inputs)
+        pixels.check()
+        super().__init__(labels, None if normalized else normalization)
         self._inputs = inputs
-        self._normalization = normalization
         total = Fingerprint()
         for name, tensor in leaves(inputs).items():
             total.add(name or "inputs", tensor)
@@ -95,19 +125,15 @@ class ArrayExamples(Examples):
         self.source_sha256 = total.hexdigest()
 
     def _read(self, rows: Tensor) -> Inputs:
-        inputs = map_inputs(_model_values, take(self._inputs, rows))
-        if self._normalization is not None and isinstance(inputs, Tensor):
-            return self._normalization.normalize(inputs)
-        return inputs
+        return take(self._inputs, rows)
 
 
 class FileExamples(Examples):
     """Examples whose pictures stay on disk. The first that are read are kept in memory, up to `KEPT` bytes."""
 
     def __init__(self, images: ImageFiles, labels: Tensor, normalization: Normalization) -> None:
-        super().__init__(labels)
+        super().__init__(labels, normalization)
         self._images = images
-        self._normalization = normalization
         self._kept: dict[int, Tensor] = {}  # shared with all subsets
         self._room = KEPT // (images.channels * images.size**2)
         total = Fingerprint()
@@ -117,9 +143,8 @@ class FileExamples(Examples):
 
     def _read(self, rows: Tensor) -> Inputs:
         if not len(rows):
-            return torch.empty(0, *self._images.shape[1:])
-        pixels = torch.stack([self._picture(place) for place in rows.tolist()])
-        return self._normalization.normalize(_model_values(pixels))
+            return torch.empty(0, *self._images.shape[1:], dtype=torch.uint8)
+        return torch.stack([self._picture(place) for place in rows.tolist()])
 
     def _picture(self, place: int) -> Tensor:
         found = self._kept.get(place)
@@ -133,39 +158,56 @@ class FileExamples(Examples):
 class DatasetExamples(Examples):
     """Examples of a map-style torch `Dataset` whose items are (input, label).
 
-    Every item is read once at the start, for its label, to check it, and for the hash; only the labels are kept.
-    The inputs are taken as the data set gives them: its own transforms have normalized them.
+    Every item is read once at the start, for its label, to check it, and for the hash; only the labels are kept. The
+    first is read again, to see whether it is the same.
+    Without a normalization the inputs are taken as the data set gives them.
     """
 
-    def __init__(self, dataset: Dataset[Any]) -> None:
+    def __init__(
+        self, dataset: Dataset[Any], normalization: Normalization | None = None, *, normalized: bool = False
+    ) -> None:
         self._dataset = dataset
-        size = _length(dataset)
-        labels = torch.empty(size, dtype=torch.int64)
+        pixels = PixelRange(normalization, normalized=normalized)
+        labels = []
         total = Fingerprint()
-        first: Inputs | None = None
-        for place in range(size):
+        first: object = None
+        for place in range(_length(dataset)):
             inputs, label = self._item(place)
-            first = inputs if first is None else first
-            if _layout(inputs) != _layout(first):
+            first = _layout(inputs) if first is None else first
+            if _layout(inputs) != first:
                 raise FedveilError(
-                    f"example {place} of the data has shape {_layout(inputs)}, the first has {_layout(first)}: "
+                    f"example {place} of the data has {_layout(inputs)}, the first has {first}: "
                     "all must be equal to form batches"
                 )
             for name, tensor in leaves(inputs).items():
-                _check_values(name, tensor, pixels=False, place=place)
+                _check_values(name, tensor, place=place)
                 total.add(name or "input", tensor)
-            labels[place] = label
-        total.add("labels", labels)
+            pixels.add(map_inputs(lambda tensor: tensor[None], inputs))
+            labels.append(label)
+        pixels.check()
+        self._check_steady()
+        joined = join_labels(labels)
+        total.add("labels", joined)
         self.source_sha256 = total.hexdigest()
-        super().__init__(labels)
+        super().__init__(joined, None if normalized else normalization)
 
-    def _item(self, place: int) -> tuple[Inputs, int]:
+    def _check_steady(self) -> None:
+        if _length(self._dataset):
+            once, again = (leaves(self._item(0)[0]) for _ in range(2))
+            if not all(again[name].equal(tensor) for name, tensor in once.items()):
+                logger.warning(
+                    "the data give another input each time they are read: without random transforms such as flips and "
+                    "crops a run could be repeated and resumed"
+                )
+
+    def _item(self, place: int) -> tuple[Inputs, int | Tensor]:
         try:
             item = self._dataset[place]
         except Exception as error:  # a user's data set may raise anything
             raise FedveilError(f"reading example {place} of the data failed: {one_line(error)}") from error
         if not isinstance(item, tuple | list) or len(item) != 2:
-            raise FedveilError(f"example {place} of the data is {type(item).__name__}, expected a pair (input, label)")
+            shown = f"{len(item)} things" if isinstance(item, tuple | list) else type(item).__name__
+            raise FedveilError(f"example {place} of the data is {shown}, expected a pair (input, label)")
         return as_tensors(item[0], f"the input of example {place}"), as_label(item[1], place)
 
     def _read(self, rows: Tensor) -> Inputs:
@@ -173,8 +215,39 @@ class DatasetExamples(Examples):
         if not items:
             raise FedveilError("an empty batch: give at least one index")
         if isinstance(items[0], Tensor):
-            return _model_values(torch.stack([leaves(item)[None] for item in items]))
-        return {name: _model_values(torch.stack([leaves(item)[name] for item in items])) for name in items[0]}
+            return torch.stack([leaves(item)[None] for item in items])
+        return {name: torch.stack([leaves(item)[name] for item in items]) for name in items[0]}
+
+
+class JoinedExamples(Examples):
+    """The examples of several sets, one set after another."""
+
+    def __init__(self, sets: Sequence[Examples]) -> None:
+        super().__init__(torch.cat([each.labels for each in sets]))
+        self._sets = list(sets)
+        self._ends = torch.tensor([len(each) for each in sets]).cumsum(0)
+        self.source_sha256 = hashlib.sha256(" ".join(each.source_sha256 for each in sets).encode()).hexdigest()
+
+    def as_type(self, dtype: torch.dtype) -> Self:
+        made = super().as_type(dtype)
+        made._sets = [each.as_type(dtype) for each in self._sets]
+        return made
+
+    def _read(self, rows: Tensor) -> Inputs:
+        whose = torch.bucketize(rows, self._ends, right=True)
+        places: list[Tensor] = []
+        found: list[dict[str | None, Tensor]] = []
+        for number in sorted(set(whose.tolist())):
+            mine = (whose == number).nonzero().flatten()
+            start = self._ends[number] - len(self._sets[number])
+            places.append(mine)
+            found.append(leaves(self._sets[number].batch(rows[mine] - start)[0]))
+        back = torch.cat(places).argsort()
+        joined = {name: torch.cat([each[name] for each in found])[back] for name in found[0]}
+        return joined[None] if None in joined else {str(name): tensor for name, tensor in joined.items()}
+
+    def _model_values(self, tensor: Tensor) -> Tensor:
+        return tensor  # the sets have converted it
 
 
 def one_line(error: BaseException) -> str:
@@ -183,24 +256,11 @@ def one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {said}" if said else type(error).__name__
 
 
-def _model_values(tensor: Tensor) -> Tensor:
-    if tensor.dtype == torch.uint8:
-        return tensor.float() / 255
-    return tensor.float() if tensor.is_floating_point() else tensor
-
-
-def _check_values(name: str | None, tensor: Tensor, *, pixels: bool, place: int | None = None) -> None:
+def _check_values(name: str | None, tensor: Tensor, place: int | None = None) -> None:
     where = f" '{name}'" if name else ""
     at = "" if place is None else f" at example {place}"
-    if tensor.is_floating_point():
-        if not torch.isfinite(tensor).all():
-            raise FedveilError(f"the inputs{where} contain NaN or infinity{at}: remove or fill them first")
-        if pixels and tensor.numel() and (tensor.min() < 0 or tensor.max() > 1):
-            raise FedveilError(
-                f"floating images to be normalized must be pixels in [0, 1], got {tensor.min():g} to {tensor.max():g}"
-            )
-    elif pixels and tensor.dtype != torch.uint8:
-        raise FedveilError(f"images to be normalized must be uint8, or floating in [0, 1], not {tensor.dtype}")
+    if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+        raise FedveilError(f"the inputs{where} contain NaN or infinity{at}: remove or fill them first")
 
 
 def _length(dataset: Dataset[Any]) -> int:
@@ -212,6 +272,6 @@ def _length(dataset: Dataset[Any]) -> int:
         ) from None
 
 
-def _layout(inputs: Inputs) -> object:
-    shapes = {name: tuple(tensor.shape) for name, tensor in leaves(inputs).items()}
-    return shapes.get(None, shapes)
+def _layout(inputs: Inputs) -> str:
+    shapes = ((name, tuple(tensor.shape), tensor.dtype) for name, tensor in leaves(inputs).items())
+    return ", ".join(f"{name + ' ' if name else ''}shape {shape} {dtype}" for name, shape, dtype in shapes)

@@ -9,6 +9,10 @@ import torch
 from torch import Tensor
 
 from fedveil.errors import FedveilError
+from fedveil.tasks.inputs import Inputs
+
+ROUNDING = 1e-6
+LOOSE = 0.01  # how far pixels that were normalized elsewhere, perhaps in half precision, may lie outside [0, 1]
 
 
 @dataclass(frozen=True)
@@ -53,13 +57,85 @@ class Normalization:
         black = torch.zeros(self.channels, 1, 1)
         return self.normalize(black), self.normalize(black + 1)
 
-    def _statistics(self, like: Tensor) -> tuple[Tensor, Tensor]:
+    def check_shape(self, like: Tensor) -> None:
+        """Refuse images without the right number of channels: one channel's statistics would broadcast over three."""
         if like.dim() < 3 or like.shape[-3] != self.channels:
-            # One channel's statistics would silently broadcast over three.
+            last = like.dim() > 2 and like.shape[-1] == self.channels
             raise FedveilError(
                 f"images of shape {tuple(like.shape)} do not fit a normalization of {self.channels} "
                 f"channel{'s' * (self.channels > 1)}: expected (..., {self.channels}, height, width)"
+                + (", so write images.permute(0, 3, 1, 2)" if last and like.dim() == 4 else "")
             )
+
+    def _statistics(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        self.check_shape(like)
         mean = torch.tensor(self.mean, dtype=like.dtype, device=like.device)
         std = torch.tensor(self.std, dtype=like.dtype, device=like.device)
         return mean.reshape(-1, 1, 1), std.reshape(-1, 1, 1)
+
+
+class PixelRange:
+    """Are images what a normalization says of them: pixels that it is to normalize, or already normalized by it?
+
+    Data that were normalized once must not be normalized again, so neither is taken for the other.
+    """
+
+    def __init__(self, normalization: Normalization | None, *, normalized: bool) -> None:
+        if normalized and normalization is None:
+            raise FedveilError("normalized=True needs the normalization: add normalization=Normalization(mean, std)")
+        self._normalization = normalization
+        self._normalized = normalized
+        self._values = (math.inf, -math.inf)
+        self._pixels = (math.inf, -math.inf)  # that the values stand for, if they are normalized
+
+    def add(self, images: Inputs) -> None:
+        """Take in a batch of images, or refuse what cannot be normalized at all."""
+        if self._normalization is None:
+            return
+        if not isinstance(images, Tensor):
+            raise FedveilError("a normalization needs inputs that are one tensor of images, not named parts")
+        if images.dtype == torch.uint8:
+            if self._normalized:
+                raise FedveilError("uint8 images are pixels, which are not normalized yet: leave normalized=True out")
+            self._normalization.check_shape(images)
+            return
+        if not images.is_floating_point():
+            raise FedveilError(f"images to be normalized must be uint8, or floating in [0, 1], not {images.dtype}")
+        for start in range(0, len(images), 1024):  # in parts: a large set may be there only once in memory
+            some = images[start : start + 1024].float()
+            self._values = _wider(self._values, some)
+            self._pixels = _wider(self._pixels, self._normalization.pixels(some))
+
+    def check(self) -> None:
+        """Refuse values that are not what was said."""
+        low, high = self._values
+        if low > high:
+            return
+        dark, bright = self._pixels
+        are_pixels = low >= -ROUNDING and high <= 1 + ROUNDING
+        could_be_normalized = dark >= -LOOSE and bright <= 1 + LOOSE
+        found = f"the images range from {low:.4g} to {high:.4g}"
+        if self._normalized and not could_be_normalized:
+            raise FedveilError(
+                f"{found}, which stand for pixels from {dark:.4g} to {bright:.4g}, not between 0 and 1: give the mean "
+                "and std that they were normalized with"
+            )
+        if self._normalized and are_pixels and not _unlike_pixels(self._normalization):
+            raise FedveilError(f"{found}, as pixels do that are not normalized yet: leave normalized=True out")
+        if not self._normalized and not are_pixels:
+            right = (
+                "if this normalization was applied already, add normalized=True"
+                if could_be_normalized
+                else "divide by 255, or, if they are normalized already, give their mean and std and normalized=True"
+            )
+            raise FedveilError(f"{found}, and floating images to be normalized must be pixels in [0, 1]: {right}")
+
+
+def _wider(known: tuple[float, float], values: Tensor) -> tuple[float, float]:
+    low, high = values.aminmax()
+    return min(known[0], float(low)), max(known[1], float(high))
+
+
+def _unlike_pixels(normalization: Normalization | None) -> bool:
+    """Whether normalized images may well lie between 0 and 1: only where nothing is subtracted."""
+    return normalization is None or min(normalization.mean) <= 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,6 +32,11 @@ class Parts:
     train: Examples
     validation: Examples | None
     test: Examples
+
+    def as_type(self, dtype: torch.dtype) -> Parts:
+        """The same for a model of this floating type."""
+        validation = None if self.validation is None else self.validation.as_type(dtype)
+        return Parts(self.train.as_type(dtype), validation, self.test.as_type(dtype))
 
 
 class Split(ABC):
@@ -69,26 +75,35 @@ class OwnSplit(Split):
 class FractionSplit(Split):
     """All examples pooled, shuffled, and divided by shares: the papers' 70/15/15 and 80/10/10.
 
-    The shares are read relative to their sum, so 70, 15, 15 and 0.7, 0.15, 0.15 mean the same.
+    The shares add up to 100 or to 1, so 70, 15, 15 and 0.7, 0.15, 0.15 mean the same.
     """
 
     train: Positive = 0.7
     validation: NonNegative = 0.15  # 0: no validation part
     test: Positive = 0.15
 
-    def divide(self, data: LoadedData | LoadedTokens, seed: int) -> Parts:
-        return self.divide_examples(_pooled(data), seed)
+    def __post_init__(self) -> None:
+        total = self.train + self.validation + self.test
+        if not any(math.isclose(total, whole, rel_tol=1e-6) for whole in (1, 100)):
+            middle = f"{self.validation:g}/" if self.validation else ""
+            raise FedveilError(
+                f"the split {self.train:g}/{middle}{self.test:g} adds up to {total:g}, not to 100 or 1: write "
+                "70/15/15 (train/validation/test) or 80/20 (train/test)"
+            )
 
-    def divide_examples(self, examples: Examples, seed: int) -> Parts:
-        """Divide examples that have no parts yet."""
-        shares = (self.train, self.validation, self.test)
-        train, validation, test = shuffled_parts(len(examples), shares, seed)
-        kept = examples.subset(validation) if len(validation) else None
-        return Parts(examples.subset(train), kept, examples.subset(test))
+    def divide(self, data: LoadedData | LoadedTokens, seed: int) -> Parts:
+        pooled_examples = _pooled(data)
+        return parts_of(pooled_examples, *self.places(len(pooled_examples), seed))
+
+    def places(self, size: int, seed: int, *path: str | int) -> list[Tensor]:
+        """Which of so many examples are for training, validation and test. `path` names one draw of several."""
+        return shuffled_parts(size, (self.train, self.validation, self.test), seed, *path)
 
 
 def read_split(given: str | Sequence[float] | Split) -> Split:
     """A split as users write it: "own", "own:validation=0.2", "70/15/15", "80/20", or a tuple of shares.
+
+    Two shares are train and test. They add up to 100 or to 1.
 
     >>> read_split("80/10/10")
     FractionSplit(train=80.0, validation=10.0, test=10.0)
@@ -105,10 +120,16 @@ def read_split(given: str | Sequence[float] | Split) -> Split:
     return FractionSplit(train=shares[0], validation=shares[1] if len(shares) == 3 else 0.0, test=shares[-1])
 
 
-def shuffled_parts(size: int, shares: tuple[float, ...], seed: int) -> list[Tensor]:
+def parts_of(examples: Examples, train: Tensor, validation: Tensor, test: Tensor) -> Parts:
+    """The parts that hold the examples at these places."""
+    kept = examples.subset(validation) if len(validation) else None
+    return Parts(examples.subset(train), kept, examples.subset(test))
+
+
+def shuffled_parts(size: int, shares: tuple[float, ...], seed: int, *path: str | int) -> list[Tensor]:
     """The numbers 0 to size − 1 shuffled and cut by shares; a share above zero gets at least one."""
     sizes = part_sizes(size, shares)
-    order = torch.from_numpy(generator(seed, "split").permutation(size))
+    order = torch.from_numpy(generator(seed, "split", *path).permutation(size))
     return list(torch.split(order, sizes))
 
 

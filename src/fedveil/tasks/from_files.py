@@ -1,0 +1,90 @@
+"""A model or data out of the user's own Python file, as a task takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from fedveil.errors import FedveilError
+from fedveil.tasks.arrays import check_not_one_hot
+from fedveil.tasks.own_data import OwnData, Reader
+from fedveil.tasks.own_files import Reference
+from fedveil.tasks.splits import OwnSplit, Split, read_split
+
+CLIENTS = 4  # where nothing else is said
+# What a dict may say, under the names of `Task`'s parameters.
+KEYWORDS = ("data", "clients", "split", "loss", "normalization", "normalized", "class_names", "perturb")
+
+
+@dataclass(frozen=True)
+class FileModel:
+    """`file.py:Net`: a class or function that gives a module, or a module."""
+
+    reference: Reference
+
+    @property
+    def name(self) -> str:
+        """As reports name it."""
+        return self.reference.name
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        """The module, called with nothing, or with `shape` and `classes` if it takes them."""
+        made = self.reference.load()
+        if not isinstance(made, nn.Module) and callable(made):
+            made = self.reference.call(made, {"shape": shape, "classes": classes})
+        if not isinstance(made, nn.Module):
+            raise FedveilError(f"{self.reference.short} must be or give a torch.nn.Module, not {type(made).__name__}")
+        return made
+
+
+@dataclass(frozen=True, eq=False)
+class FileData:
+    """`file.py:dataset`, read: the examples, and what else the file says of the task."""
+
+    reference: Reference
+    own: OwnData
+    said: Mapping[str, Any]
+
+    @property
+    def code_hash(self) -> str:
+        """The hash of the file where part of what is computed, the loss, comes from it; the data have their own."""
+        return self.reference.sha256() if self.said.get("loss") is not None else ""
+
+    def rest(self) -> dict[str, Any]:
+        """What the file says beyond the data, as keywords of `Task`."""
+        return {key: value for key, value in self.said.items() if key not in ("data", "clients", "split")}
+
+
+def read_file_data(text: str, clients: int, split: Split, seed: int) -> FileData:
+    """Load what a file holds: data as `Task` takes them, a dict of `Task`'s keywords, or a function that gives them.
+
+    What the file says holds; the split and the number of clients are for what it leaves open.
+    """
+    reference = Reference.read(text)
+    found = reference.load()
+    if isinstance(found, type) or (callable(found) and not hasattr(found, "__getitem__")):
+        found = reference.call(found, {})
+    said = dict(found) if isinstance(found, Mapping) else {"data": found}
+    unknown = [str(key) for key in said if key not in KEYWORDS]
+    if unknown:
+        raise FedveilError(f"{reference.short} has {', '.join(unknown)}: it may have {', '.join(KEYWORDS)}")
+    whose = said.get("clients", clients)
+    if clients not in (CLIENTS, whose if isinstance(whose, int) else len(whose)):
+        raise FedveilError(f"{reference.short} says who its clients are: leave the number of clients out")
+    own_split = said.get("split")
+    chosen = None if split == OwnSplit() else split
+    if own_split is not None:
+        if chosen is not None and chosen != read_split(own_split):
+            raise FedveilError(f"{reference.short} says how it is split, {own_split}: leave the split out")
+        chosen = read_split(own_split)
+    reader = Reader(chosen, seed, said.get("normalization"), bool(said.get("normalized", False)))
+    try:
+        own = reader.read(said.get("data"), whose)
+        if said.get("loss") is None:
+            check_not_one_hot(own.parts.train.labels)
+    except FedveilError as error:
+        raise FedveilError(f"{reference.short}: {error}") from None
+    return FileData(reference, own, said)
