@@ -14,7 +14,7 @@ from fedveil.defenses.base import Strength
 from fedveil.defenses.clip import clipped
 from fedveil.defenses.dp_clip import ClippedNoise
 from fedveil.defenses.guarantee import ALL_DATA, Exposure, GaussianRelease, Guarantee
-from fedveil.defenses.noise import GaussianNoise
+from fedveil.defenses.noise import noisy
 from fedveil.fields import Positive, declared
 from fedveil.registry import defenses
 from fedveil.tree import Tree
@@ -51,7 +51,7 @@ class DPGaussian(ClippedNoise):
 
     def protect(self, update: Tree, batch: ClientBatch) -> Tree:
         """g · min(1, clip/‖g‖) + N(0, sigma²)."""
-        return GaussianNoise(sigma=self.sigma).protect(clipped(update, self.clip), batch)
+        return noisy(clipped(update, self.clip), self.sigma, batch.streams.normal_like)
 
     def guarantee(self, exposure: Exposure) -> Guarantee:
         """(epsilon, delta) in every release."""
