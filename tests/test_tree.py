@@ -284,8 +284,10 @@ def test_infinity_is_seen_in_complex_entries_too():
 
 
 @pytest.mark.parametrize("order", [1.0, 2.0])
-def test_lengths_are_those_of_double_precision(order):
-    tree = Tree({"a": torch.rand(3, 500, 7).mul_(1e30), "b": torch.rand(3).bfloat16(), "c": torch.rand(3, 2).double()})
+@pytest.mark.parametrize("scale", [1e-35, 1.0, 1e30])
+def test_lengths_are_those_of_double_precision_and_never_below(order, scale):
+    tree = Tree({"a": torch.rand(3, 500, 7).mul_(scale), "b": torch.rand(3).bfloat16() * scale})
     exact = torch.linalg.vector_norm(tree.map(torch.Tensor.double).flat(), order, dim=1)
-    torch.testing.assert_close(tree.length(order), exact, rtol=1e-13, atol=0)
+    assert (tree.length(order) >= exact).all()
+    torch.testing.assert_close(tree.length(order), exact, rtol=4e-6, atol=0)
     assert len(Tree({}).entrywise(lambda x: x + 1)) == 0

@@ -13,6 +13,7 @@ from fedveil.errors import FedveilError
 # Entries of a client at a time: what lies between the passes over them then stays in the processor's cache. Fixed, as
 # the numbers that are drawn for an entry must not depend on how clients are chunked.
 BLOCK = 2**15
+FEW = 32  # entries whose sum in single precision is exact enough for a bound
 HALF = (torch.float16, torch.bfloat16)
 REAL = (*HALF, torch.float32, torch.float64)  # what an update may consist of
 
@@ -176,17 +177,18 @@ class Tree(Mapping[str, Tensor]):
         return torch.linalg.vector_norm(torch.stack(norms), order, dim=0)  # type: ignore[no-any-return]
 
     def length(self, order: float = 2.0) -> Tensor:
-        """The norm in double precision, whatever the entries are: what must not be exceeded is measured by it.
+        """The norm in double precision, for bounds: at most 4e-6 above the true one, and never below it.
 
-        In float32, sums over 20 million entries are off by percents.
+        In float32, sums over 20 million entries are off by percents. So only a few entries at a time are summed there,
+        which is many times as fast as summing all in double precision.
         """
-        columns = max(1, BLOCK // max(self.count, 1))  # a block of all clients stays in the processor's cache
-        blocks = [
-            torch.linalg.vector_norm(part.double(), order, dim=1)
-            for tensor in self._tensors.values()
-            for part in torch.split(matrix(tensor), columns, dim=1)
-        ]
-        return torch.linalg.vector_norm(torch.stack(blocks), order, dim=0)  # type: ignore[no-any-return]
+        parts = [part for tensor in self._tensors.values() for part in _partial_norms(matrix(tensor), order)]
+        rough: Tensor = torch.linalg.vector_norm(torch.cat(parts, dim=1), order, dim=1) * (1 + 2 * FEW * 2.0**-24)
+        if bool(((rough > 1e-12) & (rough < 1e18)).all()):
+            return rough
+        # Squares may have left the range of float32.
+        exact = [torch.linalg.vector_norm(matrix(t).double(), order, dim=1) for t in self._tensors.values()]
+        return torch.linalg.vector_norm(torch.stack(exact), order, dim=0) * (1 + 1e-12)  # type: ignore[no-any-return]
 
     def flat(self) -> Tensor:
         """Every client's entries in one row: shape (K, size)."""
@@ -284,6 +286,15 @@ def require_real(tensors: Mapping[str, Tensor]) -> None:
             raise FedveilError(
                 f"the parameter '{name}' is of type {kind}, which defenses cannot protect nor a server average: {remedy}"
             )
+
+
+def _partial_norms(entries: Tensor, order: float) -> tuple[Tensor, Tensor]:
+    """Norms of a few entries at a time of each row, which together have the norm of the row: (K, m) each, in double."""
+    if entries.dtype == torch.float64:
+        return entries, entries[:, :0]
+    whole = entries.shape[1] // FEW * FEW
+    groups = at_least_single(entries[:, :whole]).unflatten(1, (-1, FEW))
+    return torch.linalg.vector_norm(groups, order, dim=2).double(), entries[:, whole:].double()
 
 
 def at_least_single(tensor: Tensor) -> Tensor:

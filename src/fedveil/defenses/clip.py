@@ -13,8 +13,6 @@ from fedveil.fields import Positive, declared
 from fedveil.registry import defenses
 from fedveil.tree import HALF, Tree, per_client
 
-_SUMMING = 1e-12  # by how much a sum of many numbers in double precision may be off
-
 
 @defenses.register("clip")
 @declared
@@ -42,15 +40,17 @@ class Clip(Defense):
 def clipped(update: Tree, norm: float, order: Literal["l1", "l2"] = "l2") -> Tree:
     """Every row scaled down to a norm of at most `norm`, also after rounding: noise is measured by that bound.
 
-    So a row that is scaled ends a hair below it, by 2.4e-7 of it in float32; half precision is rounded towards zero.
+    So a row that is scaled ends a hair below it, by less than 1e-5 of it in float32; half precision is rounded towards
+    zero.
     """
-    length = update.length(1.0 if order == "l1" else 2.0) * (1 + _SUMMING)
-    single = any(tensor.dtype != torch.float64 for tensor in update.values())
-    slack = 4 * torch.finfo(torch.float32 if single else torch.float64).eps
+    length = update.length(1.0 if order == "l1" else 2.0)
+    double = all(tensor.dtype == torch.float64 for tensor in update.values())
+    digits = torch.finfo(torch.float64 if double else torch.float32)
+    slack = 4 * digits.eps
     # Below the smallest number that has all its digits an entry may grow by half of the smallest number there is.
-    smallest = torch.finfo(torch.float32 if single else torch.float64).smallest_normal * slack
-    bound = max(norm * (1 - slack) - smallest * update.size ** (1.0 if order == "l1" else 0.5), 0.0)
-    factor = torch.where(length <= norm, 1.0, bound / length)
+    lost = digits.smallest_normal * slack * update.size ** (1.0 if order == "l1" else 0.5)
+    factor = torch.where(length <= norm, 1.0, max(norm * (1 - slack) - lost, 0.0) / length)
+    factor = torch.where(factor < digits.smallest_normal, 0.0, factor)
     if bool((factor == 1).all()):
         return update
     return update.map(lambda tensor: _scaled(tensor, per_client(factor, tensor)))
