@@ -184,11 +184,13 @@ class Tree(Mapping[str, Tensor]):
         """
         parts = [part for tensor in self._tensors.values() for part in _partial_norms(matrix(tensor), order)]
         rough: Tensor = torch.linalg.vector_norm(torch.cat(parts, dim=1), order, dim=1) * (1 + 2 * FEW * 2.0**-24)
-        if bool(((rough > 1e-12) & (rough < 1e18)).all()):
+        fine = (rough > 1e-12) & (rough < 1e18)
+        if bool(fine.all()):
             return rough
-        # Squares may have left the range of float32.
-        exact = [torch.linalg.vector_norm(matrix(t).double(), order, dim=1) for t in self._tensors.values()]
-        return torch.linalg.vector_norm(torch.stack(exact), order, dim=0) * (1 + 1e-12)  # type: ignore[no-any-return]
+        # Squares may have left the range of float32; a client's length must not depend on whose else do.
+        each = [torch.linalg.vector_norm(matrix(t).double(), order, dim=1) for t in self._tensors.values()]
+        exact = torch.linalg.vector_norm(torch.stack(each), order, dim=0) * (1 + 1e-12)
+        return torch.where(fine, rough, exact)
 
     def flat(self) -> Tensor:
         """Every client's entries in one row: shape (K, size)."""

@@ -9,7 +9,7 @@ import pydantic
 from fedveil.clients.batch import ClientBatch
 from fedveil.defenses.base import Defense, Facts, Kind, Knowledge, Strength
 from fedveil.errors import FedveilError
-from fedveil.fields import Count, NonNegative, Positive, Probability, declared
+from fedveil.fields import NonNegative, Positive, Probability, Repeats, declared
 from fedveil.registry import defenses
 from fedveil.tree import Tree, at_least_single
 
@@ -44,7 +44,7 @@ class PPFA(Defense):
     diameter: Positive = 1.0  # D
     c: NonNegative = 0.0
     direction: Literal["pgd", "random"] = "pgd"
-    steps: Count = 10
+    steps: Repeats = 10
     lr: Positive = 0.1  # of a step against the unit gradient, as a share of the norm
     at: Literal["gradient", "upload"] = "upload"
 
