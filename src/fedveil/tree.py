@@ -286,7 +286,8 @@ def require_real(tensors: Mapping[str, Tensor]) -> None:
             kind = str(tensor.dtype).removeprefix("torch.")
             remedy = "keep its real and imaginary part in a parameter each" if tensor.is_complex() else "use float32"
             raise FedveilError(
-                f"the parameter '{name}' is of type {kind}, which defenses cannot protect nor a server average: {remedy}"
+                f"the parameter '{name}' is of type {kind}, which no defense can protect and no server average: "
+                f"{remedy}"
             )
 
 
@@ -295,7 +296,7 @@ def _partial_norms(entries: Tensor, order: float) -> tuple[Tensor, Tensor]:
     if entries.dtype == torch.float64:
         return entries, entries[:, :0]
     whole = entries.shape[1] // FEW * FEW
-    groups = at_least_single(entries[:, :whole]).unflatten(1, (-1, FEW))
+    groups = at_least_single(entries[:, :whole]).reshape(len(entries), whole // FEW, FEW)
     return torch.linalg.vector_norm(groups, order, dim=2).double(), entries[:, whole:].double()
 
 

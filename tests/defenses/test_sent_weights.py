@@ -8,7 +8,7 @@ from scipy import stats
 
 from fedveil.defenses.base import Facts
 from fedveil.defenses.pnpm import PNPM
-from fedveil.defenses.sent_weights import Range, cut_normal, _posteriors, likely_change
+from fedveil.defenses.sent_weights import Range, _posteriors, cut_normal, likely_change
 from fedveil.defenses.spm import SPM
 from fedveil.federation.capture import step_weight
 from fedveil.tree import Tree

@@ -35,7 +35,8 @@ from fedveil.errors import FedveilError
 from fedveil.federation.observers import Observer
 from fedveil.federation.perturbation import perturbation
 from fedveil.federation.probe import Probe, probe
-from fedveil.federation.run import Run, dry_step, engine_for, federate
+from fedveil.federation.rehearsal import dry_step
+from fedveil.federation.run import Run, engine_for, federate
 from fedveil.federation.settings import Federation
 from fedveil.federation.steps import Plan
 from fedveil.leakage.floors import mean_image

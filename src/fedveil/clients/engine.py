@@ -106,9 +106,7 @@ class Engine:
         """Each client's mean loss: shape (K,)."""
         return self._run("loss", params, buffers, inputs, targets, streams)  # type: ignore[no-any-return]
 
-    def evaluation_loss(
-        self, params: Tree, buffers: Tree, inputs: Inputs, targets: Tensor, streams: Streams
-    ) -> Tensor:
+    def evaluation_loss(self, params: Tree, buffers: Tree, inputs: Inputs, targets: Tensor, streams: Streams) -> Tensor:
         """Each client's mean loss with the model in evaluation mode: shape (K,)."""
         training = [module for module in self.model.modules() if module.training]
         try:

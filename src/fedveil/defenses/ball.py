@@ -89,8 +89,8 @@ def require_real_inputs(batch: ClientBatch, name: str) -> None:
     if not batch.perturbed.is_floating_point():
         kind = str(batch.perturbed.dtype).removeprefix("torch.")
         raise FedveilError(
-            f"{name} perturbs real numbers, and here inputs are of type {kind}: name the part of the inputs that may be "
-            "perturbed, such as perturb='inputs_embeds' for text"
+            f"{name} perturbs real numbers, and here inputs are of type {kind}: name the part of the inputs that may "
+            "be perturbed, such as perturb='inputs_embeds' for text"
         )
 
 

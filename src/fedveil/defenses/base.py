@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field
 from inspect import get_annotations
 from typing import ClassVar, Literal
 
@@ -156,9 +156,9 @@ def require_declared(thing: object) -> None:
     if not isinstance(thing, Defense):
         hint = f": write {thing.__name__}()" if isinstance(thing, type) and issubclass(thing, Defense) else ""
         raise FedveilError(f"{thing!r} is not a defense{hint}")
-    known = {field.name for field in fields(thing)} if is_dataclass(thing) else None
+    known = getattr(thing, "__dataclass_fields__", None)
     own = [name for name, kind in get_annotations(type(thing)).items() if "ClassVar" not in str(kind)]
-    if known is None or not known.issuperset(own):
+    if known is None or not set(own) <= set(known):
         name = type(thing).__name__
         raise FedveilError(f"the class {name} is not declared: put @declared (of fedveil.fields) right above it")
 

@@ -24,7 +24,6 @@ from fedveil.streams import Streams
 from fedveil.tasks.inputs import Inputs, as_arguments
 from fedveil.tree import Tree
 
-
 Models = Annotated[int, pydantic.Field(ge=1, le=100)]  # each is kept, trained and validated in every step
 
 
@@ -38,8 +37,8 @@ class FedBARRE(Defense):
     θ_m ← θ_m − ρ·∇L_total with L_total = λ·L(θ; x) + (1−λ)·L(θ; x+δ). The shared gradient is that of L_total at the
     model with the lowest loss on the client's own validation data, after its steps and not at w. `train_ensemble`
     gives all models, for the randomized prediction that the paper adds. A model is validated as it would be used, in
-    evaluation mode: without dropout, by the running statistics of batch norm. Warm-up rounds (8 in the paper) are a setting
-    of the federation.
+    evaluation mode: without dropout, by the running statistics of batch norm. Warm-up rounds (8 in the paper) are a
+    setting of the federation.
 
     Our reading: norms are L2 and per image; E, λ, σ and [ℓ, u] are not given in the paper. Its budget P is never
     defined as a radius: see `radius_for_budget`. Buffers move once, in the pass at the clean x, as long as λ > 0.

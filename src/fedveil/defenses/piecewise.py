@@ -51,8 +51,8 @@ class PM(BoundedMechanism):
         What was sent tells an interval in which ω most likely lies. It tells nothing new where that interval holds all
         that ω may be, and much where an end of it cuts through: most entries are noise, a few are not. Changes are
         taken as a mix of normals around zero, fitted to what was sent; whole weights as such changes of those that the
-        server sent. The cosine of the trusted part to the true change is higher than that of what was sent, by half at
-        ε = 3 (entries within a twentieth of the bound).
+        server sent. Where changes are about 2 % of the bound, the weighted cosine of this to the true change is 0.85 at
+        ε = 6, and that of what was sent 0.16; at ε = 0.3 neither tells anything (0.004 and 0.002).
         """
         before = facts.before
         if facts.kind == "weights" and before is None:

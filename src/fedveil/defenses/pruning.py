@@ -21,7 +21,8 @@ class GradientPruning(Defense):
     """Keep the largest entries of the gradient by magnitude; zero the share `prune` of smaller ones.
 
     Of each tensor on its own, or of the whole gradient (`scope="model"`). At least one entry is kept. Of entries of
-    one size the first are kept, by their place: a draw would show others of them in every round. What is held back is not made up for in later steps.
+    one size the first are kept, by their place: a draw would show others of them in every round. What is held back is
+    not made up for in later steps.
     """
 
     paper = "the gradient-pruning baseline of FedEM (Zhu et al., Deep Leakage from Gradients)"
