@@ -260,13 +260,34 @@ def test_entrywise_is_the_same_in_any_blocks(pair, block):
     assert same(tree, kept)  # also where the function works in place
 
 
-def test_entrywise_keeps_types_and_leaves_integers_alone():
-    tree = Tree({"half": torch.ones(2, 3).half(), "count": torch.tensor([4, 5]), "full": torch.ones(2)})
-    found = tree.entrywise(lambda x: x + 1)
+def test_entrywise_keeps_types_and_works_on_half_precision_in_float32():
+    tree = Tree({"half": torch.ones(2, 3).half(), "full": torch.ones(2), "brain": torch.ones(2, 1).bfloat16()})
+    met = []
+    found = tree.entrywise(lambda x: met.append(x.dtype) or x + 1)
     assert torch.equal(found["half"], torch.full((2, 3), 2.0, dtype=torch.float16))
     assert torch.equal(found["full"], torch.tensor([2.0, 2.0]))
-    assert torch.equal(found["count"], tree["count"])
+    assert torch.equal(found["brain"], torch.full((2, 1), 2.0, dtype=torch.bfloat16))
     assert list(found) == list(tree)
-    counts = Tree({"count": tree["count"]})
-    assert same(counts.entrywise(lambda x: x + 1), counts)
+    assert set(met) == {torch.float32}
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.int64, torch.float8_e5m2])
+def test_entrywise_refuses_what_it_would_have_to_skip(dtype):
+    tree = Tree({"w": torch.ones(2, 3), "odd": torch.ones(2).to(dtype)})
+    with pytest.raises(FedveilError, match=f"'odd' is of type {str(dtype).removeprefix('torch.')}"):
+        tree.entrywise(lambda x: x + 1)
+
+
+def test_infinity_is_seen_in_complex_entries_too():
+    tree = Tree({"z": torch.tensor([[1 + 1j], [complex(0, torch.inf)]])})
+    assert tree.isfinite().tolist() == [True, False]
+
+
+@pytest.mark.parametrize("order", [1.0, 2.0])
+@pytest.mark.parametrize("scale", [1e-35, 1.0, 1e30])
+def test_lengths_are_those_of_double_precision_and_never_below(order, scale):
+    tree = Tree({"a": torch.rand(3, 500, 7).mul_(scale), "b": torch.rand(3).bfloat16() * scale})
+    exact = torch.linalg.vector_norm(tree.map(torch.Tensor.double).flat(), order, dim=1)
+    assert (tree.length(order) >= exact).all()
+    torch.testing.assert_close(tree.length(order), exact, rtol=4e-6, atol=0)
     assert len(Tree({}).entrywise(lambda x: x + 1)) == 0

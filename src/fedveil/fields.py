@@ -22,10 +22,14 @@ T = TypeVar("T")
 
 Probability = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 KeepProbability = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+LARGEST = 3.4e38  # what float32 holds: a larger number would be infinite in an update
+Positive = Annotated[float, Field(gt=0, le=LARGEST, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0, le=LARGEST, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 CountOrZero = Annotated[int, Field(ge=0)]
+# How often something as long as a gradient is repeated behind every shared one: beyond it no run ends.
+Repeats = Annotated[int, Field(ge=1, le=10_000)]
+RepeatsOrZero = Annotated[int, Field(ge=0, le=10_000)]
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
@@ -74,6 +78,7 @@ def problems(error: pydantic.ValidationError, cls: type | None = None) -> str:
             lines.append(str(item["msg"]).removeprefix("Value error, "))
         else:
             what = re.sub(r"^Input should be", "must be", item["msg"])
+            what = re.sub(r"\d{16,}", lambda number: f"{float(number[0]):g}", what)
             got = repr(item["input"])
             lines.append(f"{where} {what} (got {got if len(got) <= 100 else f'{got[:100]}…'})")
     return "; ".join(lines)

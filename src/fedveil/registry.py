@@ -15,7 +15,7 @@ import json
 import operator
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, TypeVar
@@ -120,6 +120,8 @@ class Registry:
     def spell(self, thing: Any) -> str:
         """The instance as the command line writes it, naming only fields that differ from their default."""
         cls = type(thing)
+        if not is_dataclass(cls):
+            raise FedveilError(f"the class {cls.__name__} is not declared: put @declared (of fedveil.fields) above it")
         try:
             plain = cls()
         except FedveilError:  # some field has no default

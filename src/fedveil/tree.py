@@ -13,6 +13,9 @@ from fedveil.errors import FedveilError
 # Entries of a client at a time: what lies between the passes over them then stays in the processor's cache. Fixed, as
 # the numbers that are drawn for an entry must not depend on how clients are chunked.
 BLOCK = 2**15
+FEW = 32  # entries whose sum in single precision is exact enough for a bound
+HALF = (torch.float16, torch.bfloat16)
+REAL = (*HALF, torch.float32, torch.float64)  # what an update may consist of
 
 
 class Tree(Mapping[str, Tensor]):
@@ -116,24 +119,23 @@ class Tree(Mapping[str, Tensor]):
         return Tree({name: function(tensor) for name, tensor in self._tensors.items()})
 
     def entrywise(self, function: Callable[[Tensor], Tensor]) -> Tree:
-        """The function applied to every floating entry, for functions that treat all entries alike.
+        """The function applied to every entry, for functions that treat all entries alike.
 
         It gets matrices (K, n) of some entries of each client, fewer than there are tensors, and may work in place:
-        they are copies. Integer tensors stay as they are.
+        they are copies. Entries of half precision come as float32, and what becomes of them is rounded once. An entry
+        that is no real number is refused: to leave it as it is would send it out unprotected.
         """
-        floating = {name: tensor for name, tensor in self._tensors.items() if tensor.is_floating_point()}
-        if len({(tensor.dtype, tensor.device) for tensor in floating.values()}) > 1:
-            changed = {name: Tree({name: tensor}).entrywise(function)[name] for name, tensor in floating.items()}
-        elif floating:
-            some = Tree(floating)
-            entries = some.flat()
-            for part in torch.split(entries, BLOCK, dim=1):
-                if (changed_part := function(part)) is not part:
-                    part.copy_(changed_part)
-            changed = dict(some.unflat(entries))
-        else:
-            changed = {}
-        return Tree(self._tensors | changed)
+        require_real(self._tensors)
+        if len({(tensor.dtype, tensor.device) for tensor in self._tensors.values()}) > 1:
+            parts = {name: Tree({name: tensor}) for name, tensor in self._tensors.items()}
+            return Tree({name: part.entrywise(function)[name] for name, part in parts.items()})
+        if not self._tensors:
+            return self
+        entries = self.flat()
+        for part in torch.split(entries, BLOCK, dim=1):
+            if (changed := function(at_least_single(part))) is not part:
+                part.copy_(changed)
+        return self.unflat(entries)
 
     def combine(self, other: Mapping[str, Tensor], function: Callable[[Tensor, Tensor], Tensor]) -> Tree:
         """The function applied to the pairs of equal name."""
@@ -174,6 +176,22 @@ class Tree(Mapping[str, Tensor]):
         norms = [torch.linalg.vector_norm(matrix(t), order, dim=1) for t in self._tensors.values()]
         return torch.linalg.vector_norm(torch.stack(norms), order, dim=0)  # type: ignore[no-any-return]
 
+    def length(self, order: float = 2.0) -> Tensor:
+        """The norm in double precision, for bounds: at most 4e-6 above the true one, and never below it.
+
+        In float32, sums over 20 million entries are off by percents. So only a few entries at a time are summed there,
+        which is many times as fast as summing all in double precision.
+        """
+        parts = [part for tensor in self._tensors.values() for part in _partial_norms(matrix(tensor), order)]
+        rough: Tensor = torch.linalg.vector_norm(torch.cat(parts, dim=1), order, dim=1) * (1 + 2 * FEW * 2.0**-24)
+        fine = (rough > 1e-12) & (rough < 1e18)
+        if bool(fine.all()):
+            return rough
+        # Squares may have left the range of float32; a client's length must not depend on whose else do.
+        each = [torch.linalg.vector_norm(matrix(t).double(), order, dim=1) for t in self._tensors.values()]
+        exact = torch.linalg.vector_norm(torch.stack(each), order, dim=0) * (1 + 1e-12)
+        return torch.where(fine, rough, exact)
+
     def flat(self) -> Tensor:
         """Every client's entries in one row: shape (K, size)."""
         return torch.cat([matrix(tensor) for tensor in self._tensors.values()], dim=1)
@@ -192,7 +210,8 @@ class Tree(Mapping[str, Tensor]):
 
     def isfinite(self) -> Tensor:
         """Whether all of a client's entries are finite: shape (K,)."""
-        floating = [matrix(tensor) for tensor in self._tensors.values() if tensor.is_floating_point()]
+        real = [torch.view_as_real(t) if t.is_complex() else t for t in self._tensors.values()]
+        floating = [matrix(tensor) for tensor in real if tensor.is_floating_point()]
         # A finite sum has finite terms: one pass, where looking at every entry takes three.
         if floating and not torch.isfinite(torch.stack([tensor.sum(1).double() for tensor in floating])).all():
             return torch.stack([torch.isfinite(tensor).all(1) for tensor in floating]).all(0)
@@ -209,6 +228,10 @@ class Tree(Mapping[str, Tensor]):
             return tensor
 
         return self.map(move)
+
+    def like(self, other: Mapping[str, Tensor]) -> Tree:
+        """Every tensor in the type of the other's tensor of that name."""
+        return self.combine(other, lambda tensor, model: tensor.to(model.dtype))
 
 
 class RunningMean:
@@ -254,6 +277,32 @@ class RunningMean:
 def size_in_bytes(tensors: Iterable[Tensor]) -> int:
     """What these tensors weigh, in memory or as an uncompressed message."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def require_real(tensors: Mapping[str, Tensor]) -> None:
+    """Refuse what no defense protects and no mean is taken of: entries that are not real numbers."""
+    for name, tensor in tensors.items():
+        if tensor.dtype not in REAL:
+            kind = str(tensor.dtype).removeprefix("torch.")
+            remedy = "keep its real and imaginary part in a parameter each" if tensor.is_complex() else "use float32"
+            raise FedveilError(
+                f"the parameter '{name}' is of type {kind}, which no defense can protect and no server average: "
+                f"{remedy}"
+            )
+
+
+def _partial_norms(entries: Tensor, order: float) -> tuple[Tensor, Tensor]:
+    """Norms of a few entries at a time of each row, which together have the norm of the row: (K, m) each, in double."""
+    if entries.dtype == torch.float64:
+        return entries, entries[:, :0]
+    whole = entries.shape[1] // FEW * FEW
+    groups = at_least_single(entries[:, :whole]).reshape(len(entries), whole // FEW, FEW)
+    return torch.linalg.vector_norm(groups, order, dim=2).double(), entries[:, whole:].double()
+
+
+def at_least_single(tensor: Tensor) -> Tensor:
+    """Half precision as float32: noise is drawn and added there, and rounded once at the end."""
+    return tensor.float() if tensor.dtype in HALF else tensor
 
 
 def per_client(values: Tensor, like: Tensor) -> Tensor:

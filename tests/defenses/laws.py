@@ -8,15 +8,17 @@ import copy
 import dataclasses
 from functools import cache
 
+import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 from fedveil.clients.batch import ClientBatch
 from fedveil.clients.engine import Engine
-from fedveil.defenses.base import PLACES, Facts
+from fedveil.defenses.base import PLACES, Facts, states_knowledge
 from fedveil.defenses.chain import Chain
 from fedveil.defenses.guarantee import Exposure
+from fedveil.errors import FedveilError
 from fedveil.registry import defenses
 from fedveil.streams import Streams
 from fedveil.tree import Tree
@@ -29,7 +31,7 @@ IDENTITY = {
     "none": ["none"],
     "gaussian-noise": ["gaussian-noise:sigma=0", "gaussian-noise:sigma=0,at=upload"],
     "laplace-noise": ["laplace-noise:scale=0"],
-    "clip": ["clip:norm=1e6", "clip:norm=1e30,order=l1", "clip:norm=1e300"],
+    "clip": ["clip:norm=1e6", "clip:norm=1e30,order=l1", "clip:norm=3e38"],
     "gradient-dropout": ["gradient-dropout:keep=1", "gradient-dropout:keep=1,match_spread=true"],
     "gradient-masking": ["gradient-masking:share=0"],
     "gradient-pruning": ["gradient-pruning:prune=0", "gradient-pruning:prune=0,scope=model"],
@@ -88,10 +90,21 @@ def small_model():
     return nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
 
 
-def make_batch(clients=4, size=6, dtype=torch.float32, seed=0):
-    """A step of some clients, with weights and data of their own."""
+class Scale(nn.Module):
+    """A layer with a single number."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, x):
+        return self.scale * x
+
+
+def make_batch(clients=4, size=6, dtype=torch.float32, seed=0, *, scalar=False):
+    """A step of some clients, with weights and data of their own; `scalar`: one parameter is a single number."""
     generator = torch.Generator().manual_seed(1)
-    model = copy.deepcopy(small_model()).to(dtype)
+    model = copy.deepcopy(nn.Sequential(*small_model(), Scale()) if scalar else small_model()).to(dtype)
     params = Tree.expand({n: p.detach() for n, p in model.named_parameters()}, clients).map(torch.clone)
     batch = ClientBatch(
         Engine(model, F.cross_entropy, backend="loop"),
@@ -158,6 +171,33 @@ def keeps_type_and_shapes(spec, dtype):
     assert {name: tensor.shape for name, tensor in result.items()} == {n: p.shape for n, p in batch.params.items()}
     assert all(tensor.dtype == dtype for tensor in result.values())
     assert result.isfinite().all()
+
+
+def a_single_number_is_a_parameter_too(spec):
+    batch = make_batch(scalar=True)
+    assert batch.params["3.scale"].shape == (4,)
+    found = apply(spec, batch)
+    assert {name: tensor.shape for name, tensor in found.items()} == {n: p.shape for n, p in batch.params.items()}
+    assert found.isfinite().all()
+    defense = defenses.parse(spec)
+    check_knowledge(defense, found)
+    check_measures(defense, batch.gradient())
+
+
+def complex_entries_are_refused(spec):
+    batch = make_batch()
+    update = Tree({**batch.gradient(), "z": torch.ones(4, 2, dtype=torch.complex64)})
+    chain = Chain.of(spec)
+    with pytest.raises(FedveilError, match="the parameter 'z' is of type complex64"):
+        chain.upload(update, batch, chain.new_states())
+    with pytest.raises(FedveilError, match="the parameter 'z' is of type complex64"):
+        chain.check_parameters(update.row(0))
+
+
+def says_what_an_informed_attacker_does(spec):
+    defense = defenses.parse(spec)
+    assert states_knowledge(defense)
+    assert Chain((defense,)).without_knowledge == ()
 
 
 def input_is_not_modified(spec):

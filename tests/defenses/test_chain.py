@@ -2,15 +2,20 @@
 
 import pytest
 import torch
+from torch import nn
+from torch.nn import functional as F
 
+import fedveil as fv
 from fedveil.defenses.base import Defense, Facts, Knowledge
 from fedveil.defenses.chain import Chain, ClientStates
 from fedveil.defenses.clip import Clip
 from fedveil.defenses.gradient_dropout import GradientDropout
+from fedveil.defenses.guard import Guard
 from fedveil.defenses.noise import GaussianNoise, LaplaceNoise
 from fedveil.defenses.none import NoDefense
 from fedveil.errors import FedveilError
 from fedveil.fields import declared
+from fedveil.registry import defenses
 from fedveil.streams import Streams
 
 from .laws import equal, make_batch
@@ -158,6 +163,7 @@ def test_an_empty_chain_is_no_defense():
 
 
 def test_messages_that_a_defense_cannot_protect_are_refused_by_name():
+    @declared
     class OfWeights(Defense):
         name = "of-weights"
         place = "upload"
@@ -280,6 +286,7 @@ def test_a_defense_chooses_the_batch_whatever_its_place():
 def test_the_choice_of_a_batch_shares_no_random_numbers_with_the_noise():
     seen = []
 
+    @declared
     class Nosy(Defense):
         def sample(self, labels, size, streams):
             seen.append(streams.uniform(8))
@@ -373,3 +380,78 @@ def test_simulations_replay_the_data_defenses_in_their_order():
     for simulate in known.simulate:
         inputs = simulate(inputs, torch.zeros(1))
     assert inputs.item() == 5.0  # 1 · 2 + 3
+
+
+# ---- what cannot be protected, and classes that are no declared defenses -----------------------------------------
+
+
+class Waves(nn.Module):
+    """A layer with complex weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.waves = nn.Parameter(torch.ones(64, 3, dtype=torch.complex64))
+
+    def forward(self, x):
+        return (x.flatten(1).to(torch.complex64) @ self.waves).abs()
+
+
+@pytest.mark.parametrize("defense", [None, "gaussian-noise", "gradient-masking", "dp-sgd"])
+def test_complex_parameters_are_refused_in_guard_and_federation(defense):
+    words = "the parameter 'waves' is of type complex64, which no defense can protect"
+    with pytest.raises(FedveilError, match=words):
+        Guard(Waves(), F.cross_entropy, defense)
+    data = tuple((torch.rand(12, 1, 8, 8), torch.arange(12) % 3) for _ in range(3))
+    task = fv.Task(Waves(), data, clients=2)
+    for protocol in ("fedsgd", "fedavg"):
+        with pytest.raises(FedveilError, match=words):
+            fv.federate(task, defense, fv.Federation(rounds=1, protocol=protocol), backend="loop")
+
+
+def test_a_frozen_complex_parameter_is_not_in_the_way():
+    model = nn.Sequential(Waves(), nn.Linear(3, 3))
+    model[0].waves.requires_grad_(False)
+    guard = Guard(model, F.cross_entropy, "gaussian-noise")
+    guard.backward(torch.rand(2, 64), torch.tensor([0, 1]))
+    assert model[1].weight.grad.isfinite().all()
+
+
+def test_a_class_that_is_not_declared_is_refused_in_one_line():
+    class Bare(Defense):
+        level: float = 1.0
+
+    class Half(GaussianNoise):
+        level: float = 1.0
+
+    class Heir(GaussianNoise):
+        """Adds no field of its own, so it needs no declaration."""
+
+    for cls in (Bare, Half):
+        for make in (Chain.of, lambda defense: Chain((defense,)), lambda defense: Chain.of([Clip(), defense])):
+            with pytest.raises(FedveilError, match=f"the class {cls.__name__} is not declared: put @declared"):
+                make(cls())
+    with pytest.raises(FedveilError, match="the class Bare is not declared"):
+        defenses.spell(Bare())
+    assert str(Chain.of(Heir(sigma=0.5))) == "gaussian-noise:sigma=0.5"
+
+
+@pytest.mark.parametrize("wrong, words", [(GaussianNoise, r"write GaussianNoise\(\)"), (5, "5 is not a defense")])
+def test_what_is_no_defense_is_refused_in_one_line(wrong, words):
+    with pytest.raises(FedveilError, match=words):
+        Chain.of(wrong)
+    with pytest.raises(FedveilError, match=words):
+        Chain.of([Clip(), wrong])
+
+
+@pytest.mark.parametrize("spec", ["fedbarre:models=1000000", "fedem:steps=1000000000", "ppfa:steps=100000"])
+def test_counts_that_no_run_would_survive_are_refused(spec):
+    with pytest.raises(FedveilError, match="must be less than or equal to 1"):
+        Chain.of(spec)
+
+
+@pytest.mark.parametrize("spec", ["fedem", "fedcrap", "fedbarre:models=1"])
+def test_tokens_cannot_be_perturbed(spec):
+    model = nn.Sequential(nn.Embedding(10, 4), nn.Flatten(), nn.Linear(12, 3))
+    guard = Guard(model, F.cross_entropy, spec)
+    with pytest.raises(FedveilError, match=f"{spec.partition(':')[0]} perturbs real numbers.*int64.*perturb="):
+        guard.backward(torch.randint(0, 10, (2, 3)), torch.tensor([0, 1]))

@@ -1,5 +1,7 @@
 """Clipping bounds the norm and leaves the direction alone."""
 
+from fractions import Fraction
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -64,7 +66,42 @@ def test_a_zero_update_stays_zero(order, power):
     assert not clipped["w"][0].any()
 
 
-@pytest.mark.parametrize("norm", [1e30, 1e39, 1e300])
-def test_a_norm_beyond_the_range_of_the_type_clips_nothing(norm):
-    update = updates(0, [1.0])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("norm", [1e30, 3e38])
+def test_a_norm_beyond_the_range_of_the_type_clips_nothing(norm, dtype):
+    update = updates(0, [1.0], dtype)
     assert torch.equal(clip(update, norm=norm)["w"], update["w"])
+
+
+@orders
+@settings(max_examples=200, deadline=None)
+@given(
+    seed=st.integers(0, 2**31),
+    scales=st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=3),
+    norm=st.one_of(st.floats(1e-7, 1e3), st.floats(1e-44, 1e-30)),
+    dtype=st.sampled_from([torch.float16, torch.bfloat16, torch.float32, torch.float64]),
+)
+def test_the_bound_holds_for_the_numbers_that_go_out(order, power, seed, scales, norm, dtype):
+    update = updates(seed, scales, dtype)
+    clipped = clip(update, norm=norm, order=order)
+    for k in range(len(scales)):
+        entries = clipped.flat()[k].tolist()  # exact, as fractions are
+        if order == "l1":
+            assert sum(map(Fraction, map(abs, entries))) <= Fraction(norm)
+        else:
+            assert sum(Fraction(entry) ** 2 for entry in entries) <= Fraction(norm) ** 2
+
+
+@orders
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_bound_holds_over_millions_of_entries(order, power, dtype):
+    update = Tree({"w": torch.rand(1, 3_000_000, generator=torch.Generator().manual_seed(0)).to(dtype)})
+    clipped = clip(update, norm=1e3, order=order)
+    length = torch.linalg.vector_norm(clipped["w"].double(), power)
+    assert 0.9 * 1e3 < length <= 1e3
+
+
+def test_clipping_twice_is_clipping_once():
+    update = updates(0, [100.0, 3.0])
+    once = clip(update, norm=1.0)
+    assert torch.equal(clip(once, norm=1.0)["w"], once["w"])

@@ -10,7 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedveil.defenses.dp_gaussian import DPGaussian, gaussian_delta, gaussian_epsilon, gaussian_multiplier
+from fedveil.defenses.dp_gaussian import (
+    DPGaussian,
+    classical_limit,
+    gaussian_delta,
+    gaussian_epsilon,
+    gaussian_multiplier,
+)
 from fedveil.defenses.guarantee import GaussianRelease
 from fedveil.errors import FedveilError
 from fedveil.tree import Tree
@@ -90,3 +96,13 @@ def test_the_ledger_is_told():
 def test_fields_out_of_range_are_refused(field):
     with pytest.raises(FedveilError, match=next(iter(field))):
         DPGaussian(**field)
+
+
+@pytest.mark.parametrize("delta, limit", [(1e-2, 6.77), (1e-5, 8.42), (1e-9, 9.62)])
+def test_the_classical_noise_is_too_little_from_the_limit_on_and_not_before(delta, limit):
+    assert classical_limit(delta) == pytest.approx(limit, abs=0.01)
+    root = math.sqrt(2 * math.log(1.25 / delta))
+    for epsilon in (0.1, 1.0, 0.999 * classical_limit(delta)):
+        assert gaussian_multiplier(epsilon, delta) < root / epsilon
+    for epsilon in (1.001 * classical_limit(delta), 20.0, 500.0):
+        assert gaussian_multiplier(epsilon, delta) > root / epsilon

@@ -303,3 +303,54 @@ def test_an_audit_whose_bound_is_the_clean_input():
         backend="stacked",
     )
     assert outcome.leakage["bound", "mse"].mean == 0
+
+
+# ---- the validation data -------------------------------------------------------------------------------------------
+
+
+class Moody(torch.nn.Module):
+    """A model whose loss tells the mode it was taken in."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(5, 3)
+        self.norm = torch.nn.BatchNorm1d(3)
+        self.drop = torch.nn.Dropout(0.5)
+
+    def forward(self, x):
+        return self.drop(self.norm(self.linear(x)))
+
+
+@pytest.mark.parametrize("backend", ["loop", "stacked"])
+def test_models_are_validated_in_evaluation_mode(backend):
+    torch.manual_seed(0)
+    model = Moody().train()
+    model.norm.running_mean += 0.3
+    params = Tree.expand({n: p.detach() for n, p in model.named_parameters()}, 2)
+    buffers = Tree.expand({n: b.detach() for n, b in model.named_buffers()}, 2)
+    inputs, targets = torch.randn(2, 8, 5), torch.arange(16).reshape(2, 8) % 3
+    engine = Engine(model, F.cross_entropy, backend=backend)
+    batch = ClientBatch(engine, params, buffers, inputs, targets, Streams.seeded(0, range(2)))
+    batch.validation = ClientBatch(engine, params, buffers, inputs, targets, Streams.seeded(1, range(2)))
+    found = FedBARRE(models=1, lr=0, high=0).train_ensemble(batch).validation[:, 0]
+    quiet = model.eval()
+    expected = torch.stack([F.cross_entropy(quiet(x), y) for x, y in zip(inputs, targets, strict=True)])
+    torch.testing.assert_close(found, expected.detach())
+    assert all(module.training for module in engine.model.modules())
+
+
+@pytest.mark.parametrize("asked, own", [(3, 3), (64, 6)])
+def test_validation_examples_bounds_what_a_client_validates_on(asked, own, monkeypatch):
+    sizes = set()
+    kept = ClientBatch.evaluation_loss
+
+    def spy(self, params=None):
+        sizes.add(self.targets.shape[1])
+        return kept(self, params)
+
+    monkeypatch.setattr(ClientBatch, "evaluation_loss", spy)
+    generator = torch.Generator().manual_seed(0)
+    data = tuple((torch.rand(12, 6, generator=generator), torch.arange(12) % 3) for _ in range(3))
+    task = fv.Task(torch.nn.Linear(6, 3), data, clients=2)
+    federate(task, FedBARRE(models=2, validation_examples=asked), fv.Federation(rounds=1))
+    assert sizes == {own}

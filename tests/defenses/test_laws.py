@@ -24,6 +24,9 @@ def test_identity_settings_change_nothing(spec):
     [
         laws.same_seed_same_result,
         laws.chunks_and_order_of_clients_change_nothing,
+        laws.a_single_number_is_a_parameter_too,
+        laws.complex_entries_are_refused,
+        laws.says_what_an_informed_attacker_does,
         laws.input_is_not_modified,
         laws.zero_updates_stay_finite,
         laws.knowledge_has_the_shapes_of_the_update,
@@ -40,7 +43,7 @@ def test_law(law, spec):
 
 
 @every
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 def test_keeps_type_and_shapes(spec, dtype):
     laws.keeps_type_and_shapes(spec, dtype)
 

@@ -191,3 +191,51 @@ def test_a_round_on_digits(upload, adaptive):
     plan = fv.Federation(protocol="fedavg", rounds=1, batch_size=16, upload=upload)
     run = fv.federate(task, LDPFL(epsilon=5, adaptive=adaptive), plan)
     assert all(torch.isfinite(p).all() for p in run.params.values())
+
+
+# ---- a range per layer -----------------------------------------------------------------------------------------
+
+
+LAYERS = Tree({"w": torch.full((2, 20_000), 0.3), "b": torch.full((2, 20_000), -0.02)})
+RANGES = LDPFL(epsilon=1.0, centers=(0.2, 0.0), radii=(0.4, 0.05))
+
+
+def test_every_tensor_goes_out_in_its_own_range():
+    sent = protect(RANGES, LAYERS)
+    for name, center, radius in (("w", 0.2, 0.4), ("b", 0.0, 0.05)):
+        ends = [center - radius * factor(1.0), center + radius * factor(1.0)]
+        torch.testing.assert_close(sent[name].unique(), torch.tensor(ends))
+        assert float(sent[name].mean()) == pytest.approx(float(LAYERS[name].mean()), abs=5 * radius * factor(1.0) / 200)
+
+
+def test_equal_ranges_for_all_are_the_one_range():
+    one = protect(LDPFL(center=0.1, radius=0.3), Tree({"w": LAYERS["w"]}))
+    each = protect(LDPFL(centers=(0.1,), radii=(0.3,)), Tree({"w": LAYERS["w"]}))
+    assert torch.equal(one["w"], each["w"])
+
+
+@pytest.mark.parametrize("kind", ["delta", "weights"])
+def test_an_attacker_knows_the_ranges_and_trusts_the_narrow_ones(kind):
+    facts = Facts(kind=kind, lr=0.5)
+    sent = protect(RANGES, LAYERS)
+    observed = sent * (-1 / facts.step_scale)
+    known = RANGES.knowledge(observed, facts)
+    share = math.tanh(0.5) ** 2 / 3
+    assert known.weight["b"].unique().item() == pytest.approx(share)
+    assert known.weight["w"].unique().item() == pytest.approx(share / 64)  # (0.05/0.4)²
+    middle = 0.0 if kind == "weights" else -0.2 / facts.step_scale
+    torch.testing.assert_close(known.target["w"], middle + share * (observed["w"] - middle))
+
+
+def test_measures_are_those_of_all_entries():
+    found = RANGES.measures(LAYERS)["predicted standard deviation of an entry"]
+    assert found == pytest.approx(math.sqrt((0.4**2 + 0.05**2) / 2) * factor(1.0))
+
+
+def test_ranges_that_do_not_fit_the_model_are_refused_before_training():
+    task = fv.task("digits", model="mlp:hidden=[4]", clients=4)
+    for field in ("radii", "centers"):
+        with pytest.raises(FedveilError, match=f"ldp-fl: {field} has 2 numbers, but the model has 4 parameter tensors"):
+            fv.federate(task, f"ldp-fl:{field}=[0.1,0.2]", fv.Federation(protocol="fedavg", rounds=1))
+    with pytest.raises(FedveilError, match="leave centers and radii out"):
+        LDPFL(adaptive=True, radii=(0.1,))

@@ -1,14 +1,20 @@
 """Additive noise: the right distribution on every entry, and what an attacker who knows its level makes of it."""
 
+import logging
+
 import pytest
 import torch
 from scipy import stats
 
 from fedveil.defenses.base import Facts
-from fedveil.defenses.noise import GaussianNoise, LaplaceNoise
+from fedveil.defenses.cdp import CDP
+from fedveil.defenses.noise import GaussianNoise, LaplaceNoise, _warn_once
+from fedveil.defenses.noise_add import NoiseAdd
+from fedveil.errors import FedveilError
+from fedveil.registry import defenses
 from fedveil.tree import Tree
 
-from .laws import EXPOSURE, make_batch
+from .laws import EXPOSURE, apply, make_batch
 
 BOTH = pytest.mark.parametrize(
     "defense, law",
@@ -80,3 +86,62 @@ def test_one_update_with_equal_noise_is_matched_as_it_is(defense, law):
     known = defense.knowledge(seen, Facts())
     assert known.target is seen
     assert all((weight == 1).all() for weight in known.weight.values())
+
+
+# ---- half precision, and numbers beyond it ---------------------------------------------------------------------
+
+
+HALF = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+
+
+@HALF
+@pytest.mark.parametrize("spec", ["gaussian-noise:sigma=0.003", "laplace-noise:scale=0.003", "cdp"])
+def test_noise_on_half_precision_is_drawn_and_added_in_float32(spec, dtype):
+    update = wide(value=0.3).map(lambda tensor: tensor.to(dtype))
+    single = update.map(torch.Tensor.float)
+
+    def protect(tree):
+        if spec == "cdp":
+            streams = make_batch(clients=2).streams
+            return CDP(clip=0.5, noise_multiplier=0.1).aggregate(tree, torch.ones(2), streams)
+        return defenses.parse(spec).protect(tree, make_batch(clients=2))
+
+    if spec != "cdp":
+        for name, tensor in protect(update).items():
+            assert torch.equal(tensor, protect(single)[name].to(dtype))
+    # Rounding cuts at most half a step of the type from what float32 has.
+    gap = (protect(update).flat().float() - protect(single).flat()).abs()
+    assert gap.max() <= 1.5 * torch.finfo(dtype).eps
+
+
+@HALF
+def test_noise_that_rounding_swallows_is_told_once(dtype, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("fedveil"), "propagate", True)
+    _warn_once.cache_clear()
+    ones = wide(value=1.0).map(lambda tensor: tensor.to(dtype))
+    for _ in range(3):
+        GaussianNoise(sigma=1e-4).protect(ones, make_batch(clients=2))
+    (told,) = caplog.messages
+    assert "noise of scale 0.0001 is lost in " + str(dtype).removeprefix("torch.") in told
+    caplog.clear()
+    GaussianNoise(sigma=0.1).protect(ones, make_batch(clients=2))
+    GaussianNoise(sigma=1e-4).protect(wide(value=1.0), make_batch(clients=2))  # float32 holds it
+    GaussianNoise(sigma=0).protect(ones, make_batch(clients=2))
+    GaussianNoise(sigma=1e-4).protect(ones * 1e-3, make_batch(clients=2))  # small entries have small steps
+    assert not caplog.messages
+    NoiseAdd(ratio=1e-5).protect(ones, make_batch(clients=2))
+    assert "noise of 1e-05 times each layer's spread is lost" in caplog.messages[0]
+
+
+@pytest.mark.parametrize("spec", ["gaussian-noise:sigma=1e39", "laplace-noise:scale=1e300", "clip:norm=1e39"])
+def test_a_field_that_float32_cannot_hold_is_refused(spec):
+    with pytest.raises(FedveilError, match=r"must be less than or equal to 3\.4e\+38"):
+        defenses.parse(spec)
+
+
+@pytest.mark.parametrize(
+    "spec", ["dp-gaussian:clip=3e38", "dp-laplace:clip=3e38,epsilon=0.1", "dp-sgd:clip=3e38,noise_multiplier=9"]
+)
+def test_noise_that_float32_cannot_hold_is_refused_in_one_line(spec):
+    with pytest.raises(FedveilError, match=r"3\.4e\+38"):
+        apply(spec, make_batch())

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import fedveil as fv
+from fedveil.defenses.base import Facts
 from fedveil.defenses.guarantee import PureLDP
-from fedveil.defenses.piecewise import PM
+from fedveil.defenses.piecewise import PM, likely_entry
 from fedveil.errors import FedveilError
 from fedveil.tree import Tree
 
@@ -131,3 +132,43 @@ def test_a_round_on_digits(upload):
     assert all(torch.isfinite(p).all() for p in noisy.params.values())
     for name in plain.params:
         torch.testing.assert_close(weak.params[name], plain.params[name], atol=1e-6, rtol=0)
+
+
+# ---- an attacker who knows it ----------------------------------------------------------------------------------
+
+
+def weighted_cosine(left, right, weight):
+    return float((weight * left * right).sum() / ((weight * left**2).sum() * (weight * right**2).sum()).sqrt())
+
+
+@pytest.mark.parametrize("kind", ["delta", "weights"])
+@pytest.mark.parametrize("epsilon, least, margin", [(6.0, 0.7, 0.4), (10.0, 0.9, 0.4), (40.0, 0.999, 0.0)])
+def test_knowledge_finds_the_entries_that_tell_something(kind, epsilon, least, margin):
+    generator = torch.Generator().manual_seed(0)
+    change = 0.02 * torch.randn(1, 20_000, generator=generator)
+    start = 0.3 * torch.randn(1, 20_000, generator=generator).clamp(-2, 2)
+    facts = Facts(kind=kind, lr=0.05, before=Tree({"w": start}) if kind == "weights" else None)
+    base = start if kind == "weights" else torch.zeros_like(start)
+    sent = PM(epsilon=epsilon).protect(Tree({"w": base + change}), make_batch(clients=1))["w"]
+    observed = (base - sent) / facts.step_scale
+    known = PM(epsilon=epsilon).knowledge(Tree({"w": observed}), facts)
+    true = -change / facts.step_scale
+    found = weighted_cosine(known.target["w"], true, known.weight["w"])
+    assert found > least
+    assert found >= weighted_cosine(observed, true, torch.ones(())) + margin
+
+
+def test_the_expected_entry_is_that_of_bayes():
+    """Against the sum over a grid, for a prior of one spread."""
+    epsilon, spread = 2.0, 0.1
+    grid = torch.linspace(-1, 1, 200_001, dtype=torch.float64)
+    for sent in (0.0, 0.6, 0.9, 1.4):
+        chance = torch.tensor([1.0]) * torch.exp(-((grid / spread) ** 2) / 2)
+        x = math.exp(-epsilon / 2)
+        inside = ((1 - x) * sent - grid).abs() <= x
+        posterior = chance * torch.where(inside, 1.0, math.exp(-epsilon))
+        mean = float((posterior * grid).sum() / posterior.sum())
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("fedveil.defenses.piecewise.SPREADS", torch.tensor([spread], dtype=torch.float64))
+            found, _ = likely_entry(torch.tensor([sent]), torch.zeros(1), epsilon)
+        assert found.item() == pytest.approx(mean, abs=1e-4)

@@ -119,3 +119,25 @@ def test_in_anyones_own_loop():
     model = nn.Linear(50, 40)
     Guard(model, F.cross_entropy, GradientPruning(prune=0.9), seed=0).backward(torch.randn(4, 50), torch.arange(4))
     assert int((model.weight.grad != 0).sum()) == 200
+
+
+@pytest.mark.parametrize("scope", ["tensor", "model"])
+@pytest.mark.parametrize("prune", [0.3, 0.5, 0.99])
+def test_of_equal_entries_the_promised_number_is_kept_and_the_first(scope, prune):
+    update = Tree({"w": torch.tensor([1.0, -1.0]).repeat(2, 500)})
+    kept = GradientPruning(prune=prune, scope=scope).protect(update, make_batch(clients=2))["w"]
+    count = 1000 - int(prune * 1000 + 1e-9)
+    assert (kept != 0).sum(1).tolist() == [count, count]
+    assert torch.equal(kept[:, :count], update["w"][:, :count])
+
+
+@settings(deadline=None)
+@given(values=st.lists(st.sampled_from([0.0, 1.0, -1.0, 2.0, 3.0]), min_size=1, max_size=40), prune=st.floats(0, 0.999))
+def test_at_most_the_promised_number_is_kept_whatever_the_ties(values, prune):
+    update = Tree({"w": torch.tensor([values])})
+    kept = GradientPruning(prune=prune).protect(update, make_batch(clients=1))["w"]
+    room = len(values) - min(int(prune * len(values) + 1e-9), len(values) - 1)
+    assert (kept != 0).sum() == min(room, (update["w"] != 0).sum())
+    assert torch.equal(
+        kept.abs().sort(descending=True).values[0, :room], update["w"].abs().sort(descending=True).values[0, :room]
+    )

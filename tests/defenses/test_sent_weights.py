@@ -8,7 +8,7 @@ from scipy import stats
 
 from fedveil.defenses.base import Facts
 from fedveil.defenses.pnpm import PNPM
-from fedveil.defenses.sent_weights import Range, _cut_normal, _posteriors, likely_change
+from fedveil.defenses.sent_weights import Range, _posteriors, cut_normal, likely_change
 from fedveil.defenses.spm import SPM
 from fedveil.federation.capture import step_weight
 from fedveil.tree import Tree
@@ -18,8 +18,8 @@ from .laws import make_batch
 
 @pytest.mark.parametrize("low", [-40.0, -6.0, -1.0, 0.0, 0.3, 5.0, 36.0])
 @pytest.mark.parametrize("width", [1e-9, 1e-5, 1e-2, 0.5, 3.0, 50.0])
-def test_a_cut_normal_has_the_moments_that_many_digits_give_it(low, width):
-    mass, mean, variance = _cut_normal(*torch.tensor([[low], [low + width]], dtype=torch.float64))
+def test_acut_normal_has_the_moments_that_many_digits_give_it(low, width):
+    mass, mean, variance = cut_normal(*torch.tensor([[low], [low + width]], dtype=torch.float64))
     with mpmath.workdps(400):
         a, b = mpmath.mpf(low), mpmath.mpf(low + width)
         total = mpmath.ncdf(b) - mpmath.ncdf(a) if low < 0 else mpmath.ncdf(-a) - mpmath.ncdf(-b)
@@ -31,7 +31,7 @@ def test_a_cut_normal_has_the_moments_that_many_digits_give_it(low, width):
 
 
 def test_far_from_the_mean_all_mass_is_at_the_near_end():
-    mass, mean, variance = _cut_normal(*torch.tensor([[-3e5, 2e4], [-2e4, 3e5]], dtype=torch.float64))
+    mass, mean, variance = cut_normal(*torch.tensor([[-3e5, 2e4], [-2e4, 3e5]], dtype=torch.float64))
     assert mean.tolist() == [-2e4, 2e4]
     assert variance.tolist() == [0.0, 0.0]
     assert mass.isfinite().all()

@@ -16,6 +16,7 @@ from fedveil.defenses.base import Facts
 from fedveil.defenses.guarantee import Exposure, PureLDP
 from fedveil.defenses.pnpm import PNPM
 from fedveil.defenses.spm import SPM
+from fedveil.errors import FedveilError
 from fedveil.federation.capture import step_weight
 from fedveil.registry import models
 from fedveil.streams import Streams, _SystemSource
@@ -113,9 +114,10 @@ def test_zeros_stay_zero(dtype):
         assert torch.equal(sent == 0, update["w"] == 0)
 
 
-def test_integers_pass():
+def test_integers_are_refused():
     update = Tree({"w": torch.ones(1, 3), "steps": torch.arange(3)[None]})
-    assert torch.equal(protect(SPM(), update)["steps"], update["steps"])
+    with pytest.raises(FedveilError, match="the parameter 'steps' is of type int64"):
+        protect(SPM(), update)
 
 
 @given(

@@ -3,6 +3,7 @@
 import dataclasses
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -261,3 +262,47 @@ def test_the_accountants_library_is_not_imported_before_it_is_needed():
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+# ---- what no number covers ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spec", ["dp-sgd", "dp-gaussian", "dp-laplace", "dp-clip:sigma=10", "cdp", "spm", "pm"])
+def test_the_number_of_examples_is_not_covered_and_that_is_said_once(spec):
+    assert statement(Chain.of(spec), EXPOSURE).paragraph.count("How many examples a client has is not covered") == 1
+
+
+def test_it_is_not_said_where_nothing_is_promised():
+    assert "How many examples" not in statement(Chain.of("gradient-dropout"), EXPOSURE).paragraph
+
+
+def test_the_low_bits_are_those_of_every_type_in_the_update():
+    task = small_task(norm=False, dtype=torch.bfloat16)
+    task.model[2].double()
+    (found, *_) = exposures(task, Federation())
+    assert found.dtypes == ("bfloat16", "float64")
+    assert "in bfloat16 and float64 the low bits" in statement(Chain.of("dp-gaussian"), found).paragraph
+
+
+def several_labels():
+    generator = torch.Generator().manual_seed(0)
+    labels = (torch.arange(72) % 2).reshape(24, 3).float()
+    parts = tuple((torch.rand(24, 6, generator=generator), labels) for _ in range(3))
+    return fv.Task(nn.Linear(6, 3), parts, clients=3)
+
+
+def running_text():
+    """As much of a language model's task as the ledger looks at: it has neither classes nor labels."""
+    clients = tuple(torch.arange(24).chunk(3))
+    model = nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 7))
+    return SimpleNamespace(model=model, clients=clients, train=range(24), buffers="shared", classes=None)
+
+
+@pytest.mark.parametrize("make", [several_labels, running_text])
+@pytest.mark.parametrize("protocol", ["fedsgd", "fedavg"])
+def test_tasks_without_classes_have_a_statement_too(make, protocol):
+    task = make()
+    assert task.classes is None
+    found = statement(Chain.of("dp-sgd"), exposures(task, Federation(rounds=3, batch_size=2, protocol=protocol)))
+    assert found.epsilon > 0
+    assert "for one training example over 3 rounds" in found.sentence

@@ -8,6 +8,7 @@ from fedveil.attacks.matching import Matching, attack_seconds, match, steps_in_a
 from fedveil.attacks.problem import Problem, Reconstruction
 from fedveil.attacks.tracking import Counter, Progress
 from fedveil.clients.engine import Backend
+from fedveil.errors import FedveilError
 from fedveil.workers import Workers, tick
 
 
@@ -19,7 +20,7 @@ class Attack:
 
     def choices(self) -> Matching:
         """This attack as choices of the matching engine."""
-        raise NotImplementedError  # each named attack defines its own
+        raise FedveilError(f"the attack {type(self).__name__} says nothing of what it does: override choices, or run")
 
     def run(
         self,

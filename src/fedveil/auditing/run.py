@@ -34,7 +34,8 @@ from fedveil.defenses.base import Defense
 from fedveil.defenses.chain import Chain
 from fedveil.federation.observers import Observer
 from fedveil.federation.perturbation import perturbation
-from fedveil.federation.run import Run, dry_step, engine_for, federate
+from fedveil.federation.rehearsal import dry_step
+from fedveil.federation.run import Run, engine_for, federate
 from fedveil.federation.settings import Federation
 from fedveil.federation.steps import Plan
 from fedveil.ledger.exposure import exposures

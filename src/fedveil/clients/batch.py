@@ -28,10 +28,10 @@ class Shared:
 class ClientBatch:
     """K clients with a batch each: every tensor's first axis is the client.
 
-    `gradient`, `input_gradient`, `example_gradients`, `loss`, `features` and `sensitivity` may be called as often as
-    a method needs and move nothing; `share` computes the one gradient that goes out, and only there do buffers
-    (batch norm statistics) move. `state` is a defense's own memory for these clients, such as a perturbation that is
-    carried over the batches of a round.
+    `gradient`, `input_gradient`, `example_gradients`, `loss`, `evaluation_loss`, `features` and `sensitivity` may be
+    called as often as a method needs and move nothing; `share` computes the one gradient that goes out, and only there
+    do buffers (batch norm statistics) move. `state` is a defense's own memory for these clients, such as a perturbation
+    that is carried over the batches of a round.
     """
 
     engine: Engine
@@ -84,6 +84,10 @@ class ClientBatch:
     def loss(self, inputs: Inputs | None = None, params: Tree | None = None) -> Tensor:
         """Each client's mean loss: shape (K,)."""
         return self.engine.loss(*self._arguments(inputs, params))
+
+    def evaluation_loss(self, params: Tree | None = None) -> Tensor:
+        """Each client's mean loss in evaluation mode (no dropout, running statistics of batch norm): shape (K,)."""
+        return self.engine.evaluation_loss(*self._arguments(None, params))
 
     def features(self, layer: str, inputs: Inputs | None = None) -> Tensor:
         """The output of a named layer for every example: shape (K, B, ...)."""

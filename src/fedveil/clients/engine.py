@@ -106,6 +106,17 @@ class Engine:
         """Each client's mean loss: shape (K,)."""
         return self._run("loss", params, buffers, inputs, targets, streams)  # type: ignore[no-any-return]
 
+    def evaluation_loss(self, params: Tree, buffers: Tree, inputs: Inputs, targets: Tensor, streams: Streams) -> Tensor:
+        """Each client's mean loss with the model in evaluation mode: shape (K,)."""
+        training = [module for module in self.model.modules() if module.training]
+        try:
+            self.model.eval()
+            # A kind of its own: what was compiled for one mode must not serve the other.
+            return self._run("evaluation loss", params, buffers, inputs, targets, streams)  # type: ignore[no-any-return]
+        finally:
+            for module in training:
+                module.training = True
+
     def features(
         self, layer: str, params: Tree, buffers: Tree, inputs: Inputs, targets: Tensor, streams: Streams
     ) -> Tensor:
@@ -227,7 +238,7 @@ class Engine:
                 return every(places, params, buffers, keys, inputs, targets)
 
             return example_gradients
-        if kind == "loss":
+        if kind in ("loss", "evaluation loss"):
             return lambda *arguments: self._loss(*arguments)[0]
         if kind.startswith("sensitivity "):
             sensed = kind.removeprefix("sensitivity ")
@@ -304,7 +315,7 @@ class Engine:
                 norms.append(slope.flatten(1).square().sum(1).sqrt())
             return taken[:, targets].detach(), torch.stack(norms, dim=1)
         with torch.no_grad():
-            if kind == "loss":
+            if kind in ("loss", "evaluation loss"):
                 return self._loss(params, buffers, keys, inputs, targets)[0]
             return self._features(kind.removeprefix("features "), params, buffers, keys, inputs)
 

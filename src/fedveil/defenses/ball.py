@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from fedveil.clients.batch import ClientBatch
+from fedveil.errors import FedveilError
 from fedveil.streams import Streams
+from fedveil.tree import at_least_single
 
 Norm = Literal["l2", "linf"]
 PADDING = "attention_mask"  # the part of text inputs that tells tokens from padding
@@ -44,38 +46,52 @@ class Ring:
         In L2 to the nearest point. In L∞ entries are cut at `high`; a δ that must grow is scaled (our reading: the
         nearest point would move a single entry). A δ of no length that must grow takes a random `direction`.
         """
-        length = self.length(delta, axes)
+        wide = at_least_single(delta)  # half precision has no number as small as those that tell nothing from little
+        length = self.length(wide, axes)
         if self.low > 0:
-            grown, size = delta, length
+            grown, size = wide, length
             vanished = length < VANISHED * self.low
             if vanished.any():
-                grown = torch.where(vanished, direction().to(delta), delta)
+                grown = torch.where(vanished, direction().to(wide), wide)
                 size = self.length(grown, axes)
-            delta = torch.where(length < self.low, grown / size.clamp_min(TINY) * self.low, delta)
+            wide = torch.where(length < self.low, grown / size.clamp_min(TINY) * self.low, wide)
         if self.norm == "linf":
-            return delta.clamp(-self.high, self.high)
-        return torch.where(length > self.high, delta / length * self.high, delta)
+            return wide.clamp(-self.high, self.high).to(delta.dtype)
+        return torch.where(length > self.high, wide / length * self.high, wide).to(delta.dtype)
 
     def start(self, streams: Streams, like: Tensor) -> Tensor:
         """A random δ in the ring: L2: any direction, lengths uniform; L∞: entries uniform."""
         if self.norm == "linf":
             box = (2 * streams.uniform_like(like) - 1) * self.high
             return self.project(box, lambda: streams.normal_like(like))
-        direction = streams.normal_like(like)
-        share = streams.uniform(like.shape[1], dtype=like.dtype).to(like.device)
+        direction = at_least_single(streams.normal_like(like))
+        share = streams.uniform(like.shape[1], dtype=direction.dtype).to(like.device)
         length = self.low + (self.high - self.low) * share
-        return direction / self.length(direction).clamp_min(TINY) * length.reshape(self.length(like).shape)
+        size = self.length(direction)
+        return (direction / size.clamp_min(TINY) * length.reshape(size.shape)).to(like.dtype)
 
     def farthest(self, noise: Tensor, axes: int = 1) -> Tensor:
         """Standard normal noise as a random δ of the greatest length: where sign steps and error minimizing end up."""
         if self.norm == "linf":
             return noise.sign() * self.high
-        return noise / self.length(noise, axes).clamp_min(TINY) * self.high
+        wide = at_least_single(noise)
+        return (wide / self.length(wide, axes).clamp_min(TINY) * self.high).to(noise.dtype)
 
     def clamped(self, draw: Tensor, axes: int = 1) -> Tensor:
         """A draw with its length brought into the ring, as a function that `vmap` can go through; zero stays zero."""
-        length = self.length(draw, axes)
-        return draw / length.clamp_min(TINY) * length.clamp(self.low, self.high)
+        wide = at_least_single(draw)
+        length = self.length(wide, axes)
+        return (wide / length.clamp_min(TINY) * length.clamp(self.low, self.high)).to(draw.dtype)
+
+
+def require_real_inputs(batch: ClientBatch, name: str) -> None:
+    """Refuse to perturb whole numbers, such as tokens: between them there is nothing to move to."""
+    if not batch.perturbed.is_floating_point():
+        kind = str(batch.perturbed.dtype).removeprefix("torch.")
+        raise FedveilError(
+            f"{name} perturbs real numbers, and here inputs are of type {kind}: name the part of the inputs that may "
+            "be perturbed, such as perturb='inputs_embeds' for text"
+        )
 
 
 def not_padding(batch: ClientBatch) -> Tensor | None:

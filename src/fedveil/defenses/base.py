@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from inspect import get_annotations
 from typing import ClassVar, Literal
 
 from torch import Tensor
 
 from fedveil.clients.batch import ClientBatch, Shared
 from fedveil.defenses.guarantee import NO_GUARANTEE, Exposure, Guarantee
+from fedveil.errors import FedveilError
 from fedveil.streams import Streams
 from fedveil.tasks.inputs import Inputs
 from fedveil.tree import Tree
@@ -94,6 +96,7 @@ class Defense:
     # Whether it looks at the data or the model beside the update; if so, it may undo an earlier defense's guarantee.
     reads_data: ClassVar[bool] = True
     needs: ClassVar[frozenset[str]] = frozenset()  # "validation", "linear layer", ...
+    validation_examples: int = 64  # at most so many of a client's own, for a defense that needs "validation"; a field
     paper: ClassVar[str] = ""
     promises: ClassVar[str] = "nothing formal"  # in a few words, for lists; `guarantee` has the sentence
     strength: ClassVar[Strength | None] = None
@@ -107,6 +110,9 @@ class Defense:
     def acts_at(self) -> Place:
         """Where this instance acts; a defense with a field `at` lets the user choose."""
         return getattr(self, "at", self.place)
+
+    def check_parameters(self, parameters: Mapping[str, Tensor]) -> None:
+        """Refuse a model that this defense cannot protect, given all that is trained of it; before any long work."""
 
     def sample(self, labels: Tensor, size: int, streams: Streams) -> Tensor | None:
         """Choose the examples of a batch by their labels; None leaves the choice to the protocol. At any place."""
@@ -143,6 +149,18 @@ class Defense:
     def measures(self, update: Tree) -> dict[str, float]:
         """Predicted effects on a true update, for the report: plain names and numbers."""
         return {}
+
+
+def require_declared(thing: object) -> None:
+    """Refuse what is no defense, and a defense whose fields nothing would check, name or compare."""
+    if not isinstance(thing, Defense):
+        hint = f": write {thing.__name__}()" if isinstance(thing, type) and issubclass(thing, Defense) else ""
+        raise FedveilError(f"{thing!r} is not a defense{hint}")
+    known = getattr(thing, "__dataclass_fields__", None)
+    own = [name for name, kind in get_annotations(type(thing)).items() if "ClassVar" not in str(kind)]
+    if known is None or not set(own) <= set(known):
+        name = type(thing).__name__
+        raise FedveilError(f"the class {name} is not declared: put @declared (of fedveil.fields) right above it")
 
 
 def owns_step(defense: Defense) -> bool:

@@ -10,6 +10,7 @@ from fedveil.defenses.base import Defense, Strength
 from fedveil.defenses.clip import clipped
 from fedveil.defenses.dp_clip import noise_measures
 from fedveil.defenses.guarantee import ALL_DATA, Exposure, GaussianRelease, Guarantee
+from fedveil.defenses.noise import noisy
 from fedveil.fields import Positive, declared
 from fedveil.registry import defenses
 from fedveil.streams import Streams
@@ -48,9 +49,9 @@ class CDP(Defense):
     def aggregate(self, updates: Tree, weights: Tensor, streams: Streams) -> Tree:
         """u · min(1, clip/‖u‖) + N(0, (noise_multiplier·clip)²/m), such that the weighted mean is the plain one."""
         sigma = self.noise_multiplier * self.clip / math.sqrt(updates.count)
-        noisy = clipped(updates, self.clip).entrywise(lambda u: u.add_(streams.normal_like(u), alpha=sigma))
+        protected = noisy(clipped(updates, self.clip), sigma, streams.normal_like)
         equal = weights.mean() / weights
-        return noisy.map(lambda u: u * per_client(equal.to(u), u))
+        return protected.map(lambda u: u * per_client(equal.to(u), u))
 
     def guarantee(self, exposure: Exposure) -> Guarantee:
         """A Gaussian mechanism of sensitivity 2·clip in every round, on a random part of the clients."""

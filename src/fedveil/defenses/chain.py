@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -20,12 +20,13 @@ from fedveil.defenses.base import (
     chooses_batch,
     keeps_models,
     owns_step,
+    require_declared,
     states_knowledge,
 )
 from fedveil.errors import FedveilError
 from fedveil.registry import defenses as registry
 from fedveil.streams import Streams
-from fedveil.tree import Tree
+from fedveil.tree import Tree, require_real
 
 _BETWEEN = r"\+(?=\s*[A-Za-z])"  # a name follows; the plus sign of 1e+06 stays
 _WORDS: dict[Kind, str] = {"gradient": "a gradient", "weights": "weights", "delta": "a change of weights"}
@@ -43,6 +44,8 @@ class Chain:
     defenses: tuple[Defense, ...] = ()
 
     def __post_init__(self) -> None:
+        for defense in self.defenses:
+            require_declared(defense)
         ordered = sorted(self.defenses, key=lambda defense: PLACES.index(defense.acts_at))  # stable
         object.__setattr__(self, "defenses", tuple(ordered))
         owners = [defense.name for defense in ordered if owns_step(defense)]
@@ -56,9 +59,9 @@ class Chain:
             return defense
         if isinstance(defense, str):
             return cls(tuple(registry.parse(part) for part in re.split(_BETWEEN, defense)))
-        if isinstance(defense, Defense):
-            return cls((defense,))
-        return cls(tuple(defense or ()))
+        if defense is None:
+            return cls()
+        return cls(tuple(defense) if isinstance(defense, list | tuple) else (defense,))  # type: ignore[arg-type]
 
     def __str__(self) -> str:
         return "+".join(registry.spell(defense) for defense in self.defenses) or "none"
@@ -82,6 +85,12 @@ class Chain:
                     )
                 raise FedveilError(f"{defense.name} protects {able}, but here it would meet {_WORDS[met]}: {remedy}")
 
+    def check_parameters(self, parameters: Mapping[str, Tensor]) -> None:
+        """Refuse a model with parameters that would go out unprotected, or that a defense cannot protect."""
+        require_real(parameters)
+        for defense in self.defenses:
+            defense.check_parameters(parameters)
+
     # ---- the client's side -----------------------------------------------------------------------------
 
     def step(self, batch: ClientBatch, states: States) -> Shared:
@@ -90,6 +99,7 @@ class Chain:
         owner = next(((p, d) for p, d in enumerate(self.defenses) if owns_step(d)), None)
         shared = owner[1].gradient(batch.at(owner[0], states[owner[0]])) if owner else batch.share()
         update = shared.update
+        require_real(update)
         for place, defense in self._at("gradient"):
             update = defense.protect(update, batch.at(place, states[place]))
         return Shared(update, shared.buffers, shared.loss, shared.seen)
@@ -111,6 +121,7 @@ class Chain:
 
     def upload(self, update: Tree, batch: ClientBatch, states: States) -> Tree:
         """Protect what is uploaded at the end of a round (under FedSGD: every gradient)."""
+        require_real(update)
         for place, defense in self._at("upload"):
             update = defense.protect(update, batch.at(place, states[place]))
         return update

@@ -8,7 +8,7 @@ from fedveil.clients.batch import ClientBatch
 from fedveil.defenses.base import Defense, Strength
 from fedveil.defenses.clip import clipped
 from fedveil.defenses.guarantee import ALL_DATA, Exposure, GaussianRelease, Guarantee
-from fedveil.defenses.noise import GaussianNoise
+from fedveil.defenses.noise import noisy
 from fedveil.fields import NonNegative, Positive, declared
 from fedveil.registry import defenses
 from fedveil.tree import Tree
@@ -73,7 +73,7 @@ class DPClip(ClippedNoise):
 
     def protect(self, update: Tree, batch: ClientBatch) -> Tree:
         """g · min(1, clip/‖g‖) + N(0, sigma²)."""
-        return GaussianNoise(sigma=self.sigma).protect(clipped(update, self.clip), batch)
+        return noisy(clipped(update, self.clip), self.sigma, batch.streams.normal_like)
 
     def guarantee(self, exposure: Exposure) -> Guarantee:
         """A Gaussian mechanism of sensitivity 2·clip in every release."""

@@ -9,7 +9,7 @@ from fedveil.defenses.base import Strength
 from fedveil.defenses.clip import clipped
 from fedveil.defenses.dp_clip import ClippedNoise
 from fedveil.defenses.guarantee import ALL_DATA, Exposure, Guarantee, LaplaceRelease
-from fedveil.defenses.noise import LaplaceNoise
+from fedveil.defenses.noise import noisy
 from fedveil.fields import Positive, declared
 from fedveil.registry import defenses
 from fedveil.tree import Tree
@@ -42,7 +42,7 @@ class DPLaplace(ClippedNoise):
 
     def protect(self, update: Tree, batch: ClientBatch) -> Tree:
         """g · min(1, clip/‖g‖) + Laplace(0, scale)."""
-        return LaplaceNoise(scale=self.scale(update.size)).protect(clipped(update, self.clip, self.order), batch)
+        return noisy(clipped(update, self.clip, self.order), self.scale(update.size), batch.streams.laplace_like)
 
     def guarantee(self, exposure: Exposure) -> Guarantee:
         """epsilon in every release."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple, Self
+from typing import Annotated, Literal, NamedTuple, Self
 
 import pydantic
 import torch
@@ -14,15 +14,17 @@ from torch.func import functional_call
 
 from fedveil.clients.batch import ClientBatch, Shared
 from fedveil.clients.engine import Engine
-from fedveil.defenses.ball import Ring, not_padding
+from fedveil.defenses.ball import Ring, not_padding, require_real_inputs
 from fedveil.defenses.base import Defense, Facts, Knowledge, OwnModels, StepsBefore, Strength
 from fedveil.defenses.guarantee import Exposure, Guarantee
 from fedveil.errors import FedveilError
-from fedveil.fields import Count, CountOrZero, NonNegative, Positive, Probability, declared
+from fedveil.fields import Count, NonNegative, Positive, Probability, Repeats, RepeatsOrZero, declared
 from fedveil.registry import defenses
 from fedveil.streams import Streams
 from fedveil.tasks.inputs import Inputs, as_arguments
 from fedveil.tree import Tree
+
+Models = Annotated[int, pydantic.Field(ge=1, le=100)]  # each is kept, trained and validated in every step
 
 
 @defenses.register("fedbarre")
@@ -34,8 +36,9 @@ class FedBARRE(Defense):
     δ ~ N(0, σ²) in the ring [ℓ, u], move it by `pgd_steps` plain gradient steps so that the loss falls, and step
     θ_m ← θ_m − ρ·∇L_total with L_total = λ·L(θ; x) + (1−λ)·L(θ; x+δ). The shared gradient is that of L_total at the
     model with the lowest loss on the client's own validation data, after its steps and not at w. `train_ensemble`
-    gives all models, for the randomized prediction that the paper adds. Warm-up rounds (8 in the paper) are a setting
-    of the federation.
+    gives all models, for the randomized prediction that the paper adds. A model is validated as it would be used, in
+    evaluation mode: without dropout, by the running statistics of batch norm. Warm-up rounds (8 in the paper) are a
+    setting of the federation.
 
     Our reading: norms are L2 and per image; E, λ, σ and [ℓ, u] are not given in the paper. Its budget P is never
     defined as a radius: see `radius_for_budget`. Buffers move once, in the pass at the clean x, as long as λ > 0.
@@ -57,19 +60,21 @@ class FedBARRE(Defense):
         "The paper's claim of a convex risk does not hold: its Appendix B shows that it is concave in α.",
     )
     strength = Strength("high", "up")
-    models: Count = 3  # M in the paper
-    epochs: Count = 1  # E
+    models: Models = 3  # M in the paper
+    epochs: Repeats = 1  # E
     lam: Probability = 0.5  # λ: the share of the clean loss
     sigma: NonNegative | None = None  # σ of the start of δ; None: u/√n, which is about the length u
     low: NonNegative = 0.0  # ℓ, in the model's input space
     high: NonNegative = 8 / 255  # u
-    pgd_steps: CountOrZero = 5  # T
+    pgd_steps: RepeatsOrZero = 5  # T
     pgd_lr: NonNegative = 0.1  # η_δ
     lr: NonNegative = 0.1  # ρ; see the weaknesses
     # "best": the model with the lowest validation loss. "mixed": all of them, weighted by the α that minimizes
     # Σ α_m·L_m − entropy·H(α) over the simplex (Appendix B): α = softmax(−L/entropy).
     selection: Literal["best", "mixed"] = "best"
     entropy: Positive = 0.1  # weight of the entropy penalty; our reading, used by "mixed"
+    # At most so many examples of the client's own validate a model, as far as there are: more cost time and memory.
+    validation_examples: Count = 64
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> Self:
@@ -107,6 +112,7 @@ class FedBARRE(Defense):
                 "fedbarre chooses among its models by validation data of the client's own, and there is none: give "
                 "some (Guard takes validation=(inputs, targets)), or use models=1"
             )
+        require_real_inputs(batch, self.name)
         params, members, losses = batch.params.map(torch.clone), [], []
         for model in range(self.models):
             delta = torch.empty(0)
@@ -115,7 +121,7 @@ class FedBARRE(Defense):
                 params = params - self._total(batch, Member(params, delta)) * self.lr
             members.append(Member(params, delta))
             if batch.validation is not None:
-                losses.append(batch.validation.loss(params=params))
+                losses.append(batch.validation.evaluation_loss(params))
         table = torch.stack(losses, 1) if losses else torch.zeros(batch.count, 1, device=batch.targets.device)
         return Ensemble(tuple(members), self._weights(table), table, batch.buffers)
 

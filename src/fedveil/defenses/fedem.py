@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from fedveil.clients.batch import ClientBatch
-from fedveil.defenses.ball import Norm, Ring, not_padding
+from fedveil.defenses.ball import Norm, Ring, not_padding, require_real_inputs
 from fedveil.defenses.base import Defense, Facts, Knowledge, Strength
 from fedveil.defenses.guarantee import Exposure, Guarantee
 from fedveil.errors import FedveilError
-from fedveil.fields import Count, NonNegative, Positive, declared
+from fedveil.fields import NonNegative, Positive, Repeats, declared
 from fedveil.registry import defenses
 from fedveil.streams import Streams
 from fedveil.tasks.inputs import Inputs
@@ -46,7 +46,7 @@ class FedEM(Defense):
         "At the paper's radius the lemma promises a leakage of at most 0.9997 of 1.",
     )
     strength = Strength("radius", "up")
-    steps: Count = 15  # N in the paper
+    steps: Repeats = 15  # N in the paper
     alpha: Positive = 0.1  # α_u; not used by step="relative"
     inner_lr: NonNegative = 0.1  # η
     radius: NonNegative = 8 / 255  # ρ_u^max, in the model's input space
@@ -70,6 +70,7 @@ class FedEM(Defense):
 
     def perturb(self, batch: ClientBatch) -> Inputs:
         """The inner loop of Algorithm 1."""
+        require_real_inputs(batch, self.name)
         inputs, unit = batch.perturbed, self._unit(batch.perturbed, axes=2)
         delta, carried = self._carried(batch)
         real = not_padding(batch)

@@ -12,7 +12,7 @@ from fedveil.defenses.base import Defense, Facts, Knowledge, Strength
 from fedveil.defenses.guarantee import Exposure, Guarantee
 from fedveil.fields import KeepProbability, NonNegative, declared
 from fedveil.registry import defenses
-from fedveil.tree import Tree, per_client
+from fedveil.tree import Tree, at_least_single, matrix, per_client
 
 _FITTED = 10_000  # entries of a tensor that its distribution is fitted to: more would not change the fit
 _TINY = 1e-200  # keeps logarithms of variances finite
@@ -53,12 +53,14 @@ class GradientDropout(Defense):
             # zero, −0.0 would give the sign of the entry away.
             return decoys.mul_(self._spread(g)).lerp_(g / self.keep, kept).add_(0.0)
 
-        return update.map(drop) if self.match_spread else update.entrywise(drop)
+        if not self.match_spread:
+            return update.entrywise(drop)
+        return update.map(lambda g: drop(at_least_single(g)).to(g.dtype))
 
     def _spread(self, g: Tensor) -> Tensor | float:
         if not self.match_spread:
             return self.sigma
-        return per_client(g.flatten(1).square().mean(1).sqrt(), g)
+        return per_client(matrix(g).square().mean(1).sqrt(), g)
 
     def guarantee(self, exposure: Exposure) -> Guarantee:
         """None."""
@@ -74,7 +76,7 @@ class GradientDropout(Defense):
         """
 
         def trust(tensor: Tensor) -> Tensor:
-            dropped = 1 - self._posterior(tensor.flatten(1)).reshape(tensor.shape)
+            dropped = 1 - self._posterior(matrix(tensor)).reshape(tensor.shape)
             return DOUBT / (dropped + DOUBT)
 
         return Knowledge(target=observed * self.keep, weight=observed.map(trust))
@@ -96,7 +98,7 @@ class GradientDropout(Defense):
         Theorem 4 leads to. The added variance of a model update is the learning rate squared times the error.
         """
         p = self.keep
-        squares = torch.stack([g.flatten(1).square().sum(1) for g in update.values()])  # (tensors, K)
+        squares = torch.stack([matrix(g).square().sum(1) for g in update.values()])  # (tensors, K)
         decoys = torch.stack([g[0].numel() * self._variance(g) for g in update.values()])  # Σ σ² over entries
         total, noise = squares.sum(0), (1 - p) * decoys.sum(0)
         error = (1 - p) / p * total + noise

@@ -23,6 +23,7 @@ class Exposure:
     local_steps: int = 1  # gradients behind one update
     bare_rounds: int = 0  # warm-up rounds, without the defense
     bare_buffers: bool = False  # the model's buffers (batch norm statistics) travel beside the update, without noise
+    dtypes: tuple[str, ...] = ("float32",)  # of the numbers in an update
 
     @property
     def releases(self) -> int:

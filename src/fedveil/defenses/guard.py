@@ -51,6 +51,7 @@ class Guard:
             raise FedveilError(f"{self.chain} acts on the server: there is nothing for a client to guard")
         if not any(parameter.requires_grad for parameter in model.parameters()):
             raise FedveilError("the model has no parameters to train: there is no gradient to protect")
+        self.chain.check_parameters(dict(self._trained()))
         # A module of the user's own is served by plain autograd: it need not be vmap's friend.
         self._engine = Engine(model, loss, backend="loop", chunk=1, perturb=perturb)
         self._streams = Streams.secure([0]) if seed is None else Streams.seeded(seed, [0], "guard")

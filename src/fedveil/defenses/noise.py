@@ -2,18 +2,66 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
+from functools import cache
 from typing import Literal
+
+import torch
+from torch import Tensor
 
 from fedveil.clients.batch import ClientBatch
 from fedveil.defenses.base import Defense, Strength
 from fedveil.defenses.guarantee import Exposure, Guarantee
-from fedveil.fields import NonNegative, declared
+from fedveil.errors import FedveilError
+from fedveil.fields import LARGEST, NonNegative, declared
 from fedveil.registry import defenses
-from fedveil.tree import Tree
+from fedveil.tree import Tree, matrix
+
+log = logging.getLogger("fedveil")
+LOST = 0.5  # the share of entries that go out as they were from which on the user is told
+_LOOKED_AT = 10_000  # entries of a tensor that tell that share
 
 _WITHOUT_CLIPPING = Guarantee(
     "Formal guarantee: none is claimed; noise without a bound on the gradient has no finite privacy parameter."
 )
+
+
+def noisy(update: Tree, scale: float, draw: Callable[[Tensor], Tensor]) -> Tree:
+    """The update plus `scale` times draws of scale 1, every entry anew.
+
+    Half precision gets its noise in float32 and is rounded afterwards: any promise of the noise survives rounding.
+    Where most of the noise is lost by it, the user is told.
+    """
+    if not scale <= LARGEST:
+        raise FedveilError(f"noise of scale {scale:.3g} is beyond the largest float32, {LARGEST:.3g}: use less noise")
+    found = update.entrywise(lambda g: g.add_(draw(g), alpha=scale))
+    if scale:
+        tell_lost_noise(update, found, f"noise of scale {scale:.3g}")
+    return found
+
+
+def tell_lost_noise(update: Tree, found: Tree, noise: str) -> None:
+    """Warn, once, of noise so small that rounding leaves most entries of the update as they were.
+
+    It is no error: what noise promises is as true of rounded numbers. But who adds noise expects entries to change.
+    """
+    before, after = ([matrix(tensor)[:1, :_LOOKED_AT] for tensor in tree.values()] for tree in (update, found))
+    for dtype in {tensor.dtype for tensor in before}:
+        pairs = [pair for pair in zip(before, after, strict=True) if pair[0].dtype == dtype]
+        lost = torch.cat([(old == new).flatten() for old, new in pairs]).double().mean()
+        if lost > LOST:
+            _warn_once(noise, str(dtype).removeprefix("torch."), round(100 * float(lost)))
+
+
+@cache
+def _warn_once(noise: str, dtype: str, percent: int) -> None:
+    log.warning(
+        "%s is lost in %s: rounding sends %d %% of the entries out as they were; use more noise or wider numbers",
+        noise,
+        dtype,
+        percent,
+    )
 
 
 class AdditiveNoise(Defense):
@@ -65,7 +113,7 @@ class GaussianNoise(AdditiveNoise):
 
     def protect(self, update: Tree, batch: ClientBatch) -> Tree:
         """g + N(0, sigma²), every entry anew."""
-        return update.entrywise(lambda g: g.add_(batch.streams.normal_like(g), alpha=self.sigma))
+        return noisy(update, self.sigma, batch.streams.normal_like)
 
 
 @defenses.register("laplace-noise")
@@ -88,4 +136,4 @@ class LaplaceNoise(AdditiveNoise):
 
     def protect(self, update: Tree, batch: ClientBatch) -> Tree:
         """g + Laplace(0, scale), every entry anew."""
-        return update.entrywise(lambda g: g.add_(batch.streams.laplace_like(g), alpha=self.scale))
+        return noisy(update, self.scale, batch.streams.laplace_like)

@@ -7,9 +7,10 @@ from torch import Tensor
 
 from fedveil.clients.batch import ClientBatch
 from fedveil.defenses.base import Defense, Facts, Knowledge, Strength
+from fedveil.defenses.noise import tell_lost_noise
 from fedveil.fields import NonNegative, declared
 from fedveil.registry import defenses
-from fedveil.tree import Tree, matrix, per_client
+from fedveil.tree import Tree, at_least_single, matrix, per_client
 
 
 @defenses.register("noise-add")
@@ -37,10 +38,14 @@ class NoiseAdd(Defense):
         """Each tensor plus N(0, (ratio · its root mean square)²)."""
 
         def add(tensor: Tensor) -> Tensor:
-            spread = per_client(matrix(tensor).square().mean(1).sqrt(), tensor)
-            return tensor + self.ratio * spread * batch.streams.normal_like(tensor)
+            wide = at_least_single(tensor)
+            spread = per_client(matrix(wide).square().mean(1).sqrt(), wide)
+            return (wide + self.ratio * spread * batch.streams.normal_like(wide)).to(tensor.dtype)
 
-        return update.map(add)
+        found = update.map(add)
+        if self.ratio:
+            tell_lost_noise(update, found, f"noise of {self.ratio:.3g} times each layer's spread")
+        return found
 
     def knowledge(self, observed: Tree, facts: Facts) -> Knowledge:
         """The update as it came, each layer trusted by the inverse of its noise's variance: the likeliest match.

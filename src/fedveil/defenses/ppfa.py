@@ -9,9 +9,9 @@ import pydantic
 from fedveil.clients.batch import ClientBatch
 from fedveil.defenses.base import Defense, Facts, Kind, Knowledge, Strength
 from fedveil.errors import FedveilError
-from fedveil.fields import Count, NonNegative, Positive, Probability, declared
+from fedveil.fields import NonNegative, Positive, Probability, Repeats, declared
 from fedveil.registry import defenses
-from fedveil.tree import Tree
+from fedveil.tree import Tree, at_least_single
 
 _ROUNDING = 1e-9  # 1 − 0.2 − 0.8 is not quite 0
 
@@ -44,7 +44,7 @@ class PPFA(Defense):
     diameter: Positive = 1.0  # D
     c: NonNegative = 0.0
     direction: Literal["pgd", "random"] = "pgd"
-    steps: Count = 10
+    steps: Repeats = 10
     lr: Positive = 0.1  # of a step against the unit gradient, as a share of the norm
     at: Literal["gradient", "upload"] = "upload"
 
@@ -71,13 +71,16 @@ class PPFA(Defense):
         """The update plus a distortion of norm Δ."""
         if self.norm < 4 * self.diameter * _ROUNDING:
             return update
-        distortion = _to_norm(update.map(batch.streams.normal_like), self.norm)
+        # In half precision the numbers of a long distortion would be too coarse to have its norm.
+        wide = update.map(at_least_single)
+        distortion = _to_norm(wide.map(batch.streams.normal_like), self.norm)
         if self._searches(batch):
             sign = -1.0 if self.at == "gradient" else 1.0  # the server moves the weights against a gradient
             for _ in range(self.steps):
-                slope = batch.gradient(params=batch.params + sign * distortion) * sign
+                moved = (batch.params.map(at_least_single) + sign * distortion).like(batch.params)
+                slope = batch.gradient(params=moved).map(at_least_single) * sign
                 distortion = _to_norm(distortion - _to_norm(slope, self.lr * self.norm), self.norm)
-        return update + distortion
+        return (wide + distortion).like(update)
 
     def _searches(self, batch: ClientBatch) -> bool:
         if self.direction == "random" or batch.targets.shape[1]:

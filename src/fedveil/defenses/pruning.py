@@ -20,8 +20,9 @@ from fedveil.tree import Tree, matrix
 class GradientPruning(Defense):
     """Keep the largest entries of the gradient by magnitude; zero the share `prune` of smaller ones.
 
-    Of each tensor on its own, or of the whole gradient (`scope="model"`). At least one entry is kept, and entries as
-    large as the smallest kept one are kept too. What is held back is not made up for in later steps.
+    Of each tensor on its own, or of the whole gradient (`scope="model"`). At least one entry is kept. Of entries of
+    one size the first are kept, by their place: a draw would show others of them in every round. What is held back is
+    not made up for in later steps.
     """
 
     paper = "the gradient-pruning baseline of FedEM (Zhu et al., Deep Leakage from Gradients)"
@@ -47,9 +48,13 @@ class GradientPruning(Defense):
         """The largest entries of every row (K, n), zeros elsewhere."""
         # The sum of 0.29 · 100 is 28.999…: a hair more keeps counts what they are on paper.
         pruned = min(int(self.prune * values.shape[1] + 1e-9), values.shape[1] - 1)
-        smallest = values.abs().kthvalue(pruned + 1, dim=1, keepdim=True).values
+        size = values.abs()
+        smallest = size.kthvalue(pruned + 1, dim=1, keepdim=True).values
+        larger, equal = size > smallest, size == smallest
+        room = values.shape[1] - pruned - larger.sum(1, keepdim=True)
+        kept = larger | (equal & (equal.cumsum(1) <= room))
         # NaN and infinity always pass: a zero in their place would hide a broken gradient from the server.
-        return torch.where((values.abs() >= smallest) | ~torch.isfinite(values), values, 0.0)
+        return torch.where(kept | ~torch.isfinite(values), values, 0.0)
 
     def knowledge(self, observed: Tree, facts: Facts) -> Knowledge:
         """Match on the observed support: entries that are exactly zero count nothing."""

@@ -9,6 +9,7 @@ intervals: they give their change away at any ε. Taking c as a mix of normals, 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -38,14 +39,25 @@ def likely_change(sent: Tensor, before: Tensor, of: Range) -> tuple[Tensor, Tens
     value, start = sent.double().flatten(), before.double().flatten()
     scale = float(start.square().mean().sqrt()) or float(value.square().mean().sqrt()) or 1.0
     spreads = scale * SPREADS
-    some = slice(None, None, -(-len(value) // PIECE))
-    shares = _fitted(_posteriors(value[some], start[some], of, spreads)[0])
-    parts = [slice(at, at + PIECE) for at in range(0, len(value), PIECE)]
-    pieces = [_mixed(shares, *_posteriors(value[part], start[part], of, spreads)) for part in parts]
-    change, square = (torch.cat(each) for each in zip(*pieces, strict=True))
+    change, square = mixed_posterior(lambda part: _posteriors(value[part], start[part], of, spreads), len(value))
     exact = value == 0  # zero stays zero
     change, sure = torch.where(exact, start, change), torch.where(exact, 1.0, change.square() / square.clamp_min(_TINY))
     return change.reshape(sent.shape).to(sent.dtype), sure.clamp(0, 1).reshape(sent.shape).to(sent.dtype)
+
+
+Posteriors = Callable[[slice], tuple[Tensor, Tensor, Tensor]]
+
+
+def mixed_posterior(posteriors: Posteriors, length: int) -> tuple[Tensor, Tensor]:
+    """The expected value and square of every entry, when the spread of all is not known but shows in what was sent.
+
+    posteriors: for some entries, and one row per spread, the log-likelihood, the expected value and its square.
+    """
+    shares = _fitted(posteriors(slice(None, None, -(-length // PIECE)))[0])
+    parts = [slice(at, at + PIECE) for at in range(0, length, PIECE)]
+    pieces = [_mixed(shares, *posteriors(part)) for part in parts]
+    value, square = (torch.cat(each) for each in zip(*pieces, strict=True))
+    return value, square
 
 
 def _fitted(log_likelihood: Tensor) -> Tensor:
@@ -66,8 +78,8 @@ def _posteriors(value: Tensor, start: Tensor, of: Range, spreads: Tensor) -> tup
     """For changes from N(0, spread²), one row per spread: log-likelihood, expected change, expected square of it."""
     spreads = spreads.to(value.device)[:, None]
     ends = torch.stack([value / of.low, value / of.high])[:, None]  # of ω if the sign was kept; if not, negative
-    kept = _cut_normal(*_sorted((start - ends) / spreads))
-    flipped = _cut_normal(*_sorted((start + ends) / spreads))
+    kept = cut_normal(*_sorted((start - ends) / spreads))
+    flipped = cut_normal(*_sorted((start + ends) / spreads))
     log_kept, log_flipped = kept[0] + math.log1p(-of.flip), flipped[0] + math.log(max(of.flip, _TINY))
     # The factor 1/|ω| of the density is left out: it does not tell the signs apart, and the normal one outweighs it.
     right = torch.sigmoid(log_kept - log_flipped)
@@ -81,7 +93,7 @@ def _sorted(ends: Tensor) -> tuple[Tensor, Tensor]:
     return ends.amin(0), ends.amax(0)
 
 
-def _cut_normal(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def cut_normal(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """A standard normal variable cut to [low, high]: the log of its mass there, its mean and its variance."""
     mirrored = low + high > 0  # in the lower tail logarithms keep their digits
     a, b = torch.where(mirrored, -high, low), torch.where(mirrored, -low, high)

@@ -13,7 +13,7 @@ from fedveil.defenses.masking import Share
 from fedveil.errors import FedveilError
 from fedveil.fields import Count, declared
 from fedveil.registry import defenses
-from fedveil.tree import Tree
+from fedveil.tree import Tree, at_least_single
 
 
 @defenses.register("soteria")
@@ -55,7 +55,7 @@ class Soteria(Defense):
         else:
             chosen = batch.streams.permutation(width)[:, : self.features]
         chosen = chosen.to(update[weight].device)
-        score = scores(*batch.sensitivity(name, chosen))
+        score = at_least_single(scores(*batch.sensitivity(name, chosen)))
         below = score < score.quantile(self.prune, dim=1, keepdim=True)
         hidden = torch.zeros(batch.count, width, dtype=torch.bool, device=score.device).scatter(1, chosen, below)
         # NaN and infinity always pass: a zero in their place would hide a broken gradient from the server.

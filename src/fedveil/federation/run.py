@@ -27,15 +27,15 @@ from fedveil.federation.history import RoundRecord, Utility
 from fedveil.federation.observers import Observer
 from fedveil.federation.own_models import own_utilities
 from fedveil.federation.perturbation import perturbation
+from fedveil.federation.rehearsal import dry_step
 from fedveil.federation.resumable import check_resumable
 from fedveil.federation.schedule import sampled_clients
 from fedveil.federation.server import Server
 from fedveil.federation.settings import Federation
-from fedveil.federation.steps import Plan, group_step
+from fedveil.federation.steps import Plan
 from fedveil.files import writable_folder
 from fedveil.tasks.inputs import Inputs, map_inputs
 from fedveil.tasks.task import Task
-from fedveil.tree import Tree
 from fedveil.workers import Workers, opened
 
 log = logging.getLogger("fedveil")
@@ -138,18 +138,6 @@ def _sample(task: Task, settings: Federation, device: str | torch.device) -> tup
     """A client's batch."""
     inputs, targets = task.train.batch(task.clients[0][: settings.batch_size])
     return map_inputs(lambda tensor: tensor.to(device), inputs), targets.to(device)
-
-
-def dry_step(plan: Plan, states: ClientStates | None = None, client: int = 0) -> None:
-    """One client's first step for nothing: a defense that this model cannot run under says so before any training."""
-    engine = copy.copy(plan.engine)
-    engine.backend = "loop" if engine.backend == "loop" else "stacked"  # one step is not worth compiling for
-    plan = replace(plan, engine=engine)
-    server = Server.start(plan)
-    data = plan.read(plan.task.train, [plan.task.clients[client][: plan.settings.batch_size]])
-    params, buffers = Tree.expand(server.params, 1), server.buffers_of(plan, [client])
-    memory = server.states if states is None else states.of([client])
-    group_step(plan, plan.chain, memory, [client], params, buffers, data, plan.settings.warmup_rounds + 1, 0)
 
 
 def _try_memories(plan: Plan, states: ClientStates, path: Path) -> None:

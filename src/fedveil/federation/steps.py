@@ -26,8 +26,6 @@ from fedveil.tasks.task import Buffers, Task
 from fedveil.tree import Tree, size_in_bytes
 from fedveil.workers import Workers
 
-OWN_VALIDATION = 64  # at most so many validation examples of its own has a client, for defenses that need some
-
 
 @dataclass(frozen=True, eq=False)
 class Plan:
@@ -47,6 +45,7 @@ class Plan:
     def check(self) -> None:
         """Refuse what cannot work, before any long work starts."""
         self.chain.check_message(self.settings.message)
+        self.chain.check_parameters({n: p for n, p in self.task.model.named_parameters() if p.requires_grad})
         if self.settings.patience is not None and (
             self.task.validation is None or (self.task.classes is None and self.task.labels is None)
         ):
@@ -101,7 +100,10 @@ class Plan:
     @property
     def _own_validation_size(self) -> int:
         part = self.task.validation
-        return 0 if part is None else min(len(part) // len(self.task.clients), OWN_VALIDATION)
+        if part is None:
+            return 0
+        asked = [defense.validation_examples for defense in self.chain.defenses if "validation" in defense.needs]
+        return min(len(part) // len(self.task.clients), max(asked, default=0))
 
     def read(self, examples: Examples, places: Sequence[Tensor]) -> tuple[Inputs, Tensor]:
         """Equally many examples of each client, stacked."""

@@ -11,13 +11,15 @@ from fedveil.tasks.task import Task
 def exposures(task: Task, federation: Federation, *, rounds: int | None = None) -> list[Exposure]:
     """What a client of each size sends over a run (or over `rounds` of it), for the ledger."""
     clients, warmup = len(task.clients), federation.warmup_rounds if rounds is None else 0
+    trained = [p for p in task.model.parameters() if p.requires_grad]
+    dtypes = tuple(sorted({str(p.dtype).removeprefix("torch.") for p in trained}))
     found = []
     for size in sorted({len(members) for members in task.clients}):
         batches = -(-size // federation.batch_size)
         one_by_one = federation.protocol == "fedsgd"
         found.append(
             Exposure(
-                parameters=sum(p.numel() for p in task.model.parameters() if p.requires_grad),
+                parameters=sum(p.numel() for p in trained),
                 rounds=max(federation.rounds - warmup, 0) if rounds is None else rounds,
                 steps_per_round=batches if one_by_one else 1,
                 sampling_rate=len(sampled_clients(0, clients, federation.sampling_rate, 1)) / clients,
@@ -26,6 +28,7 @@ def exposures(task: Task, federation: Federation, *, rounds: int | None = None) 
                 local_steps=1 if one_by_one else batches * federation.local_epochs,
                 bare_rounds=warmup,
                 bare_buffers=task.buffers == "shared" and any(b.is_floating_point() for b in task.model.buffers()),
+                dtypes=dtypes,
             )
         )
     return found

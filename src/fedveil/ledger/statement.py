@@ -15,8 +15,12 @@ _PREFIX = "Formal guarantee: "
 # Ponomareva et al. 2023, "How to DP-fy ML": up to 10 is reasonable, beyond it there is weak to no protection.
 _WEAK, _NOTHING = 10.0, 50.0
 _LOW_BITS = (
-    "The proof is about real numbers: in float32 the low bits of noisy numbers tell a little of what the noise was "
-    "added to, and no ε covers that."
+    "The proof is about real numbers: in {} the low bits of noisy numbers tell a little of what the noise was added "
+    "to, and no ε covers that."
+)
+_SIZES = (
+    "How many examples a client has is not covered: it shows in the number of its steps, in the rate at which examples "
+    "are drawn, and in its weight where weights go by size."
 )
 _SEEDED = (
     "In this simulation the noise is drawn from a seed, and who has the seed can take it off; deployments must draw it "
@@ -155,7 +159,7 @@ def _paragraph(
     if claims:
         if exposure.sampling_rate < 1 and any(d.acts_at != "server" and each.formal for d, each in promises):
             parts.append("On the clients' side ε is that of a client which takes part in every round.")
-        parts += [_LOW_BITS, _SEEDED]
+        parts += [_LOW_BITS.format(" and ".join(exposure.dtypes)), _SIZES, _SEEDED]
     return " ".join(parts)
 
 

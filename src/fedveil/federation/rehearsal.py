@@ -1,0 +1,129 @@
+"""`dry_step`: what goes wrong in a client's first step goes wrong before any training."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedveil.defenses.chain import Chain, ClientStates
+from fedveil.errors import FedveilError
+from fedveil.federation.server import Server
+from fedveil.federation.steps import Plan, group_step, refusals
+from fedveil.streams import Streams
+from fedveil.tree import Tree
+
+# Generators that a whole process shares: how their states are read and put back.
+GENERATORS: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {
+    "torch's global generator": (torch.get_rng_state, torch.set_rng_state),
+    "NumPy's global generator": (np.random.get_state, np.random.set_state),
+    "Python's module random": (random.getstate, random.setstate),
+}
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """What a step for nothing came to."""
+
+    update: Tree
+    refused: str  # why a server would not take it; empty where it would
+    drawn: frozenset[str]  # the global generators that were moved
+
+
+def dry_step(plan: Plan, states: ClientStates | None = None, client: int = 0) -> None:
+    """One client's first step and upload for nothing: what this model or seed cannot run under says so at once.
+
+    states: what clients remember, to see whether their defenses can read it.
+    """
+    engine = copy.copy(plan.engine)
+    engine.backend = "loop" if engine.backend == "loop" else "stacked"  # one step is not worth compiling for
+    plan = replace(plan, engine=engine)
+
+    def rehearse(chain: Chain) -> Rehearsal:
+        # Each time from the same memory: a step leaves its own in it.
+        memory = ClientStates() if states is None or not chain.defenses else states.of([client])
+        return _rehearsed(plan, chain, memory, client)
+
+    with _generators_kept():
+        first = rehearse(plan.chain)
+        if not plan.chain.defenses or (first.refused == "" and not first.drawn and _is_ours(plan.chain)):
+            return
+        bare = rehearse(Chain())  # a model may draw for itself, and a client have broken data
+        if first.drawn - bare.drawn:
+            raise _from_outside(plan, rehearse, min(first.drawn - bare.drawn))
+        if first.refused and not bare.refused:
+            raise FedveilError(f"{first.refused}: check the settings of {plan.chain}")
+        # What is not of this package may also draw from a generator that it makes anew each time.
+        if not _is_ours(plan.chain) and not first.refused:
+            again = rehearse(plan.chain).update
+            if not all(_alike(first.update[name], again[name]) for name in first.update):
+                raise FedveilError(
+                    f"{plan.chain} gives another result each time from equal streams, so that the same seed would not "
+                    "give the same result: draw from batch.streams only"
+                )
+
+
+def _is_ours(chain: Chain) -> bool:
+    return all(type(defense).__module__.startswith("fedveil.") for defense in chain.defenses)
+
+
+def _rehearsed(plan: Plan, chain: Chain, states: ClientStates, client: int) -> Rehearsal:
+    """What a client would send after one step, and a trusted server make of it."""
+    before = {name: _fingerprint(read()) for name, (read, _) in GENERATORS.items()}
+    settings, number = plan.settings, plan.settings.warmup_rounds + 1
+    places = plan.task.clients[client][: settings.batch_size]
+    plan.compose(chain, client, places, ("round", number, "step", 0))
+    server = Server.start(plan)
+    data = plan.read(plan.task.train, [places])
+    params, buffers = Tree.expand(server.params, 1), server.buffers_of(plan, [client])
+    step = group_step(plan, chain, states, [client], params, buffers, data, number, 0)
+    update, refused = step.shared.update, step.refused
+    if settings.protocol == "fedavg" and not refused:
+        change = update * -settings.lr_at(number)
+        batch = plan.batch([client], params, buffers, data, ("round", number, "upload"), chain)
+        sent = params + change if settings.upload == "weights" else change
+        update = chain.upload(sent, batch, states.gather([client], chain))
+        refused = refusals([client], update, params, f"in round {number}, the upload")
+    if chain.aggregates:
+        streams = Streams.seeded(plan.seed, [client], "rehearsal", "server")
+        update = chain.aggregate(update, plan.weights([client]), streams)
+    drawn = {name for name, (read, _) in GENERATORS.items() if _fingerprint(read()) != before[name]}
+    return Rehearsal(update, refused.get(client, ""), frozenset(drawn))
+
+
+def _from_outside(plan: Plan, rehearse: Callable[[Chain], Rehearsal], generator: str) -> FedveilError:
+    """The error for a draw that no seed repeats, naming the defense where it can be told."""
+    alone = [defense for defense in plan.chain.defenses if generator in rehearse(Chain((defense,))).drawn]
+    name = alone[0].name if alone else str(plan.chain)
+    return FedveilError(
+        f"{name} draws from {generator}, so that the same seed would not give the same result: draw from batch.streams"
+    )
+
+
+def _alike(first: torch.Tensor, again: torch.Tensor) -> bool:
+    """Equal but for rounding, which some devices do in any order."""
+    scale = float(first.abs().max()) if first.numel() else 0.0
+    return torch.allclose(first.double(), again.double(), rtol=1e-4, atol=1e-6 * scale)
+
+
+def _fingerprint(state: Any) -> bytes:
+    return pickle.dumps(state.numpy() if isinstance(state, torch.Tensor) else state)
+
+
+@contextmanager
+def _generators_kept() -> Iterator[None]:
+    """Leave the process's generators as they are; one that was not moved is not touched, for other threads use it."""
+    states = {name: read() for name, (read, _) in GENERATORS.items()}
+    try:
+        yield
+    finally:
+        for name, (read, write) in GENERATORS.items():
+            if _fingerprint(read()) != _fingerprint(states[name]):
+                write(states[name])
