@@ -5,7 +5,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fedveil.clients.engine import Engine, _generator_state
+from fedveil.clients.draws import generator_state
+from fedveil.clients.engine import Engine
 from fedveil.streams import Streams
 from fedveil.tree import Tree
 
@@ -119,7 +120,7 @@ class FunctionalLinear(nn.Linear):
 
 def test_the_state_given_to_torch_is_wholly_the_clients():
     streams = Streams.seeded(4, [0, 1])
-    states = [_generator_state(streams.rows([k]).fold("torch")) for k in (0, 1)]
+    states = [generator_state(streams.rows([k]).fold("torch")) for k in (0, 1)]
     words = [state[24 : 24 + 8 * 624].view(torch.int64) for state in states]
     assert (words[0] != words[1]).float().mean() > 0.99
     assert all(word.min() >= 0 and word.max() < 2**32 for word in words)
