@@ -14,6 +14,7 @@ PACKAGE = ROOT / "src" / "fedveil"
 # Each room may import from itself and from those to its left.
 ORDER = (
     *("version", "errors", "fields", "files", "tensors", "registry"),
+    "memory",
     *("tree", "streams", "workers", "tasks", "clients", "defenses", "federation", "attacks", "leakage", "ledger"),
     *("auditing", "report", "cli", "__main__"),
 )

@@ -104,7 +104,7 @@ def repeated_pass() -> FedveilError:
     )
 
 
-class Watch:
+class DrawWatch:
     """Runs a model for some clients so that whatever it draws by itself comes from their streams.
 
     Looking at every operation costs a few microseconds each. It is done the first time that the model is run in some

@@ -19,7 +19,7 @@ from torch.func import functional_call, grad, grad_and_value, vjp, vmap
 from torch.utils.hooks import RemovableHandle
 
 from fedveil.clients.compiling import compile_once, compiler_found
-from fedveil.clients.draws import Watch
+from fedveil.clients.draws import DrawWatch
 from fedveil.clients.dropout import KeyedDropout, example_key, keyed_for_a_while, with_keyed_dropout
 from fedveil.clients.nested import map_nested, pad_clients, shapes_behind, stack, zip_nested
 from fedveil.errors import FedveilError
@@ -89,7 +89,7 @@ class Engine:
         self._compiled_shapes: dict[tuple[str, bool], tuple[Any, ...]] = {}
         self._lender: Row | None = None
         self._lent: Row | None = None
-        self._watch = Watch()
+        self._watch = DrawWatch()
 
     # ---- what callers use ----------------------------------------------------------------------------
 
