@@ -51,11 +51,12 @@ def at_once(guard, x, y):
     return gradients(guard.model)
 
 
-@pytest.mark.parametrize("sizes", [(11,), (4, 1, 6), (0, 5, 6)], ids=str)
-@pytest.mark.parametrize("spec", [*ON_GRADIENTS, "none", "ppfa:at=gradient", "dp-sgd:clip=0.1+clip:norm=0.01"])
+SPECS = [*ON_GRADIENTS, "none", "ppfa:at=gradient", "dp-sgd:clip=0.1+clip:norm=0.01"]
+SIZES = [(spec, sizes) for spec in SPECS for sizes in ((11,), (4, 1, 6))]
+
+
+@pytest.mark.parametrize("spec, sizes", [*SIZES, ("dp-sgd", (0, 5, 6))], ids=str)
 def test_micro_batches_give_what_one_batch_gives(spec, sizes):
-    if 0 in sizes and "dp-sgd" not in spec:
-        pytest.skip("only a defense that samples has empty batches")
     x, y = data()
     expected = at_once(guarded(spec), x, y)
     torch.testing.assert_close(in_parts(guarded(spec), x, y, sizes), expected, rtol=1e-5, atol=1e-6)
@@ -140,7 +141,7 @@ def test_batch_norm_moves_with_every_micro_batch():
 
 
 def test_named_inputs_of_different_lengths():
-    """Text is padded to a length of its own in every micro-batch: that matters only to a defense that reads the data."""
+    """Text is padded to a length of its own in every micro-batch: that matters only where a defense reads the data."""
 
     class Bag(nn.Module):
         def __init__(self):
@@ -151,14 +152,16 @@ def test_named_inputs_of_different_lengths():
             return self.head(self.embed(ids).mean(1))
 
     parts = [({"ids": torch.randint(0, 11, (2, length))}, torch.tensor([0, 1])) for length in (5, 7)]
-    guard = Guard(Bag(), F.cross_entropy, "clip:norm=1e-3", perturb="ids")
-    with guard.accumulate():
-        for part in parts:
-            guard.backward(*part)
-    other = Guard(Bag(), F.cross_entropy, "ppfa:at=gradient", perturb="ids")
-    with pytest.raises(FedveilError, match="ppfa:at=gradient looks at all examples.*pad them alike"), other.accumulate():
-        for part in parts:
-            other.backward(*part)
+
+    def run(spec):
+        guard = Guard(Bag(), F.cross_entropy, spec, perturb="ids")
+        with guard.accumulate():
+            for part in parts:
+                guard.backward(*part)
+
+    run("clip:norm=1e-3")
+    with pytest.raises(FedveilError, match=r"ppfa:at=gradient looks at all examples.*pad them alike"):
+        run("ppfa:at=gradient")
 
 
 # ---- what is refused ----------------------------------------------------------------------------------------
@@ -185,9 +188,14 @@ class Counter(Defense):
 def test_a_step_that_fails_leaves_everything_as_it_was():
     x, y = data()
     guard = Guard(network(), F.cross_entropy, Counter())
-    with pytest.raises(ArithmeticError), guard.accumulate():
-        guard.backward(x, y)
-        raise ArithmeticError
+
+    def fail():
+        with guard.accumulate():
+            guard.backward(x, y)
+            raise ArithmeticError
+
+    with pytest.raises(ArithmeticError):
+        fail()
     assert all(gradient is None for gradient in gradients(guard.model).values())
     in_parts(guard, x, y)
     assert guard._states[0]["steps"] == 1

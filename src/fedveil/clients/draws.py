@@ -21,11 +21,11 @@ from fedveil.errors import FedveilError
 from fedveil.streams import TWISTER_WORDS, Streams, twister_state
 
 
-class OwnDraws(TorchDispatchMode):
+class OwnDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """While it is entered, what this thread draws without a generator comes from one client's stream."""
 
     def __init__(self, streams: Streams) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._streams = streams
         self._generators: dict[torch.device, torch.Generator] = {}
 

@@ -114,7 +114,7 @@ def keyed_for_a_while(model: nn.Module) -> Iterator[dict[str, KeyedDropout]]:
                 stand_in = StandIn(module.p, _SWAPPED[type(module)])
                 found[f"{name}.key" if name else "key"] = stand_in
                 layers.append(module)
-                module.forward = stand_in.forward  # type: ignore[method-assign]
+                module.forward = stand_in.forward
         yield found
     finally:
         for module in layers:

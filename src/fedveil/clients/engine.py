@@ -21,7 +21,7 @@ from torch.utils.hooks import RemovableHandle
 from fedveil.clients.compiling import compile_once, compiler_found
 from fedveil.clients.draws import DrawWatch
 from fedveil.clients.dropout import KeyedDropout, example_key, keyed_for_a_while, with_keyed_dropout
-from fedveil.clients.nested import map_nested, pad_clients, shapes_behind, stack, zip_nested
+from fedveil.clients.nested import map_nested, pad_clients, shapes_behind, zip_nested
 from fedveil.errors import FedveilError
 from fedveil.streams import Streams
 from fedveil.tasks.inputs import Inputs, as_arguments, leaf, map_inputs, take, with_leaf
@@ -51,9 +51,9 @@ class Engine:
     """Gradients of one model and loss for many clients at once.
 
     `perturb` names the leaf of the inputs that input gradients are taken of (None: the inputs are one tensor).
-    `chunk` bounds how many clients are stacked at a time; by default it is sized by the processor's cache. `own` runs the
-    module itself and not a copy of it (on the loop): what its owner changes in it counts at once, and after every pass
-    it is as it was.
+    `chunk` bounds how many clients are stacked at a time; by default it is sized by the processor's cache. `own` runs
+    the module itself and not a copy of it (on the loop): what its owner changes in it counts at once, and after every
+    pass it is as it was.
     """
 
     def __init__(

@@ -10,7 +10,7 @@ from torch import Tensor
 from fedveil.clients.batch import ClientBatch, Shared
 from fedveil.defenses.chain import Chain, States
 from fedveil.errors import FedveilError
-from fedveil.tasks.inputs import Inputs
+from fedveil.tasks.inputs import Inputs, leaves
 from fedveil.tree import Tree
 
 
@@ -64,7 +64,6 @@ def _zeros(like: Tensor) -> Tensor:
 
 
 def _joined(parts: list[Inputs]) -> Inputs:
-    first = parts[0]
-    if isinstance(first, Tensor):
-        return torch.cat([part for part in parts if isinstance(part, Tensor)], dim=1)
-    return {name: torch.cat([part[name] for part in parts], dim=1) for name in first}  # type: ignore[call-overload]
+    named = [leaves(part) for part in parts]
+    joined = {name: torch.cat([part[name] for part in named], dim=1) for name in named[0]}
+    return joined[None] if None in joined else {str(name): tensor for name, tensor in joined.items()}

@@ -36,8 +36,8 @@ class Guard:
     ```
 
     The loss is the mean over a batch. Noise is drawn from the operating system's entropy unless a `seed` is given (for
-    experiments only); several clients in one process need a `client` number each, or those with one seed would draw the
-    same noise. A defense that protects the upload and not the gradient is applied by `upload`. docs/guard.md has the rest.
+    experiments only); clients of one seed need a `client` number each, or they would draw the same noise. A defense
+    that protects the upload and not the gradient is applied by `upload`. docs/guard.md has the rest.
 
     - `batch_size`: the planned size, for a defense that needs batches of random size (DP-SGD).
     - `scaler`: the `torch.amp.GradScaler` that the loop uses, if any.
@@ -279,13 +279,12 @@ class Guard:
         if not self.chain.changes_gradient:
             return
         for name, parameter in self._trained():
-            written = self._written.get(name)
-            if written is not None and parameter.grad is not None and written() is parameter.grad:
-                if bool(parameter.grad.any()):
-                    raise FedveilError(
-                        ".grad still holds the protected gradient of the last backward: clear it with zero_grad(), or "
-                        "put the micro-batches of one step into 'with guard.accumulate():'"
-                    )
+            written, gradient = self._written.get(name), parameter.grad
+            if written and gradient is not None and written() is gradient and bool(gradient.any()):
+                raise FedveilError(
+                    ".grad still holds the protected gradient of the last backward: clear it with zero_grad(), or put "
+                    "the micro-batches of one step into 'with guard.accumulate():'"
+                )
 
     def _check_batch(self, inputs: Inputs, targets: Tensor) -> None:
         size = check_batch(inputs, targets)

@@ -56,9 +56,7 @@ class PoissonSampler(Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         epoch, self._epoch = self._epoch, self._epoch + 1
         for step in range(self.steps):
-            yield poisson_sample(
-                self.count, self.batch_size, self._streams.fold("epoch", epoch, "step", step)
-            ).tolist()
+            yield poisson_sample(self.count, self.batch_size, self._streams.fold("epoch", epoch, "step", step)).tolist()
 
 
 def poisson_loader(
