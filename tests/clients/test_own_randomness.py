@@ -144,25 +144,21 @@ def test_models_that_draw_are_refused_by_the_stacked_backend():
 
 
 class Steps(nn.Module):
-    """Draws at every step, or at the first of every three only."""
+    """Draws at every step, or at every third only."""
 
     def __init__(self, always):
         super().__init__()
         self.layer, self.always, self.step = nn.Linear(6, 3), always, 0
 
     def forward(self, x):
-        self.step += 1
         return self.layer(F.dropout(x, 0.5) if self.always or self.step % 3 == 0 else x)
 
 
-def guarded_steps(always, count=60):
-    torch.manual_seed(0)
-    model = Steps(always)
+def guarded_steps(model, count=60):
     guard = Guard(model, F.cross_entropy, "clip", seed=0)
     found = []
-    for _ in range(count):
+    for model.step in range(1, count):
         model.zero_grad()
-        model.step = len(found)  # however often a pass is done
         guard.backward(torch.ones(4, 6), torch.zeros(4, dtype=torch.int64))
         found.append(model.layer.weight.grad)
     return torch.stack(found)
@@ -170,7 +166,9 @@ def guarded_steps(always, count=60):
 
 @pytest.mark.parametrize("always", [True, False])
 def test_a_thread_that_draws_beside_gets_no_number_twice(always):
-    alone = guarded_steps(always)
+    torch.manual_seed(0)
+    model = Steps(always)
+    alone = guarded_steps(model)
     seen, stop = [], threading.Event()
 
     def draw():
@@ -180,7 +178,7 @@ def test_a_thread_that_draws_beside_gets_no_number_twice(always):
     beside = threading.Thread(target=draw)
     beside.start()
     try:
-        disturbed = guarded_steps(always)
+        disturbed = guarded_steps(model)
     finally:
         stop.set()
         beside.join()
