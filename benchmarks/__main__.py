@@ -12,6 +12,7 @@ import torch
 
 from benchmarks import attack, beside_breaching, calibration, costs, fedavg, gradients, growth, profiles, utility
 from benchmarks.tables import Table
+from fedveil.memory import keep_freed_memory
 
 HERE = Path(__file__).parent
 PARTS: dict[str, Callable[[], list[Table]]] = {
@@ -33,6 +34,7 @@ def main(names: list[str]) -> int:
     if unknown:
         print(f"no such benchmark: {', '.join(unknown)}; there are: {', '.join(PARTS)}", file=sys.stderr)
         return 2
+    keep_freed_memory()  # as the command line does
     for name in names or list(PARTS):
         print(f"== {name}", flush=True)
         tables = PARTS[name]()

@@ -30,6 +30,7 @@ from benchmarks.peers.environment import python_of
 from benchmarks.tables import Table
 from fedveil.clients.engine import Backend
 from fedveil.errors import FedveilError
+from fedveil.memory import keep_freed_memory
 from fedveil.registry import datasets, models
 from fedveil.tasks.task import build_model
 
@@ -180,6 +181,7 @@ def main(name: str, path: str, backend: Backend = "auto") -> None:
         seconds = time.perf_counter() - start
         again = 0.0
     else:
+        keep_freed_memory()  # as the command line does
         model, seconds, again = fedveil_run(work, backend)
     with torch.no_grad():
         right = model(work["test_inputs"]).argmax(1) == work["test_targets"]

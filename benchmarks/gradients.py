@@ -17,6 +17,7 @@ from benchmarks.tables import Table
 from benchmarks.timing import turns, typical
 from fedveil.clients.choose import make_engine
 from fedveil.clients.engine import BACKENDS, Engine
+from fedveil.memory import keep_freed_memory
 from fedveil.registry import models
 from fedveil.streams import Streams
 from fedveil.tree import Tree
@@ -115,5 +116,6 @@ class Case:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    keep_freed_memory()
     grid = [[chosen_backend(*row, size) for size in SIZES] for row in product(MODELS, CLIENTS)]
     print(json.dumps({"grid": grid, "backends": [each_backend(*setting) for setting in SETTINGS]}))

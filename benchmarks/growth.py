@@ -27,6 +27,7 @@ from fedveil.attacks.inverting_gradients import InvertingGradients
 from fedveil.attacks.matching import Matcher
 from fedveil.attacks.tracking import Counter
 from fedveil.clients.engine import Engine
+from fedveil.memory import keep_freed_memory
 from fedveil.registry import models
 from fedveil.streams import Streams
 from fedveil.tasks.task import build_model
@@ -165,5 +166,6 @@ def resident(field: str) -> int:
 if __name__ == "__main__":
     torch.manual_seed(0)
     torch.set_num_threads(1)
+    keep_freed_memory()
     kinds: dict[str, Callable[..., Measured]] = {"federation": federation, "attack": attack, "gradient": gradient}
     print(json.dumps(kinds[sys.argv[1]](*sys.argv[2:])))

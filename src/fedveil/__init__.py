@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from fedveil.defenses.none import NoDefense
     from fedveil.defenses.piecewise import PM
     from fedveil.defenses.pnpm import PNPM
+    from fedveil.defenses.poisson import poisson_loader
     from fedveil.defenses.ppfa import PPFA
     from fedveil.defenses.pruning import GradientPruning
     from fedveil.defenses.sign import SignCompression
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from fedveil.federation.capture import Capture
     from fedveil.federation.run import federate
     from fedveil.federation.settings import Federation
+    from fedveil.memory import keep_freed_memory
     from fedveil.tasks.normalization import Normalization
     from fedveil.tasks.task import Task, task
     from fedveil.workers import Workers
@@ -91,6 +93,7 @@ _HOMES = {
     "NoDefense": "fedveil.defenses.none",
     "PM": "fedveil.defenses.piecewise",
     "PNPM": "fedveil.defenses.pnpm",
+    "poisson_loader": "fedveil.defenses.poisson",
     "PPFA": "fedveil.defenses.ppfa",
     "GradientPruning": "fedveil.defenses.pruning",
     "SignCompression": "fedveil.defenses.sign",
@@ -99,6 +102,7 @@ _HOMES = {
     "Capture": "fedveil.federation.capture",
     "federate": "fedveil.federation.run",
     "Federation": "fedveil.federation.settings",
+    "keep_freed_memory": "fedveil.memory",
     "Normalization": "fedveil.tasks.normalization",
     "Task": "fedveil.tasks.task",
     "task": "fedveil.tasks.task",
@@ -148,6 +152,8 @@ __all__ = [
     "audit",
     "choose_backend",
     "federate",
+    "keep_freed_memory",
+    "poisson_loader",
     "task",
 ]
 

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedveil.errors import FedveilError
+from fedveil.memory import keep_freed_memory
 from fedveil.tensors import own_memory
 
 WORTH_SECONDS = 20.0  # starting processes takes a few seconds: shorter work runs in one
@@ -181,6 +182,7 @@ def shared(path: Path) -> Any:
 
 def _start(ticks: Any) -> None:
     torch.set_num_threads(1)
+    keep_freed_memory()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process hears it and ends the others
     _ticks.append(ticks)
     threading.Thread(target=_end_with_parent, daemon=True).start()

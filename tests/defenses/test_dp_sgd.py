@@ -89,7 +89,7 @@ def test_an_empty_batch_is_answered_by_noise_alone():
 
 def test_batch_norm_is_refused_in_one_clear_line():
     model = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
-    guard = fv.Guard(model, F.cross_entropy, "dp-sgd", seed=0)
+    guard = fv.Guard(model, F.cross_entropy, "dp-sgd", seed=0, batch_size=6)
     with pytest.raises(FedveilError, match=r"per-example gradients do not exist under batch norm.*resnet18:norm=group"):
         guard.backward(torch.randn(6, 5), torch.arange(6) % 3)
 

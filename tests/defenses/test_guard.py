@@ -45,8 +45,11 @@ def assert_same(left, right):
 def test_no_defense_equals_plain_backward_to_the_bit(defense):
     plain, guarded = network(), network()
     guard = Guard(guarded, F.cross_entropy, defense)
-    for step in range(3):  # gradients add up over batches, buffers move
+    for step in range(3):  # without a defense gradients add up over batches; buffers move
         x, y = data(step)
+        if isinstance(defense, GradientDropout):
+            plain.zero_grad()
+            guarded.zero_grad()
         loss = F.cross_entropy(plain(x), y)
         loss.backward()
         returned = guard.backward(x, y)
@@ -347,10 +350,12 @@ def steps(guard):
 def test_a_new_round_forgets_what_lasts_a_round():
     guard = Guard(network(), F.cross_entropy, [Counter(), LastingCounter()])
     for _ in range(2):
+        guard.model.zero_grad()
         guard.backward(*data())
     assert steps(guard) == [2, 2]
     guard.new_round()
     assert steps(guard) == [0, 2]
+    guard.model.zero_grad()
     guard.backward(*data())
     assert steps(guard) == [1, 3]
 
@@ -376,9 +381,9 @@ def test_state_survives_a_restart():
         return guard.model[4].weight.grad.clone()
 
     first = Guard(network(), F.cross_entropy, chain, seed=5)
-    first.backward(*data())
+    go_on(first)
     first.new_round()
-    first.backward(*data())
+    go_on(first)
     saved = copy.deepcopy(first.state_dict())
     second = Guard(network(), F.cross_entropy, chain, seed=5)
     second.load_state_dict(saved)
@@ -391,3 +396,228 @@ def test_state_of_another_defense_is_refused_by_name():
     saved = Guard(network(), F.cross_entropy, GaussianNoise()).state_dict()
     with pytest.raises(FedveilError, match="belongs to the defense gaussian-noise, not to clip"):
         Guard(network(), F.cross_entropy, Clip()).load_state_dict(saved)
+
+
+# ---- several clients in one process -----------------------------------------------------------------------
+
+
+def noise_of(client):
+    model = network()
+    guard = Guard(model, F.cross_entropy, GaussianNoise(sigma=1.0), seed=7, client=client)
+    guard.backward(*data())
+    return model[4].weight.grad, guard
+
+
+def test_clients_with_one_seed_draw_noise_of_their_own():
+    (first, one), (second, _), (again, _) = noise_of(3), noise_of(4), noise_of(3)
+    assert torch.equal(first, again)
+    assert not torch.isin(first, second).any()
+    with pytest.raises(FedveilError, match="belongs to client 3, not to client 4"):
+        noise_of(4)[1].load_state_dict(one.state_dict())
+    noise_of(3)[1].load_state_dict(one.state_dict())
+
+
+# ---- the model as it is now ---------------------------------------------------------------------------------
+
+
+class Scaled(nn.Module):
+    """Uses a plain attribute, a bound method kept in one, and a layer kept in a list."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.factor, self.hidden = nn.Linear(6, 3), 1.0, [nn.Tanh()]
+        self.call = self.scaled
+
+    def scaled(self, x):
+        return self.factor * self.layer(self.hidden[0](x))
+
+    def forward(self, x):
+        return self.call(x)
+
+
+def small_data(size=6, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(3)
+    return torch.randn(size, 6, generator=generator).to(dtype), torch.arange(size) % 3
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m: setattr(m, "factor", 3.0),
+        lambda m: m.hidden.__setitem__(0, nn.ReLU()),
+        lambda m: setattr(m, "layer", nn.Linear(6, 3, dtype=torch.float32)),
+        lambda m: m.layer.register_forward_hook(lambda module, args, output: 2 * output),
+        lambda m: setattr(m, "call", lambda x: m.layer(x) ** 2),
+    ],
+    ids=["attribute", "activation", "layer", "hook", "method"],
+)
+def test_whatever_changes_in_the_model_counts_at_once(change):
+    torch.manual_seed(0)
+    model = Scaled()
+    guard = Guard(model, F.cross_entropy, None)
+    guard.backward(*small_data())
+    before = model.layer.weight.grad
+    model.zero_grad()
+    change(model)
+    x, y = small_data()
+    F.cross_entropy(model(x), y).backward()
+    expected = gradients(model)
+    model.zero_grad()
+    guard.backward(x, y)
+    assert_same(gradients(model), expected)
+    assert not torch.equal(before, model.layer.weight.grad)
+
+
+def test_a_changed_rate_of_dropout_counts_at_once():
+    model = nn.Sequential(nn.Linear(6, 40), nn.Dropout(0.5), nn.Linear(40, 3))
+    guard = Guard(model, F.cross_entropy, None, seed=0)
+    dropped = []
+    for p in (0.5, 0.0, 0.9):
+        model.zero_grad()
+        model[1].p = p
+        guard.backward(*small_data(1))
+        dropped.append(float((model[2].weight.grad == 0).float().mean()))
+    assert 0.2 < dropped[0] < 0.8
+    assert dropped[1] == 0
+    assert dropped[2] > 0.75
+
+
+def test_the_model_is_as_it_was_after_every_pass():
+    class Fails(nn.Module):
+        def forward(self, x):
+            raise ArithmeticError("as it must")
+
+    model = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Linear(6, 3))
+    model.append(Fails())
+    kept = dict(model.named_parameters()) | dict(model.named_buffers())
+    places = {name: tensor.data_ptr() for name, tensor in kept.items()}
+    guard = Guard(model, F.cross_entropy, "fedem:steps=3", seed=0)
+    for fails in (True, False):
+        model[4] = Fails() if fails else nn.Identity()
+        if fails:
+            with pytest.raises(ArithmeticError):
+                guard.backward(*small_data())
+        else:
+            guard.backward(*small_data())
+        now = dict(model.named_parameters()) | dict(model.named_buffers())
+        assert all(now[name] is tensor and tensor.data_ptr() == places[name] for name, tensor in kept.items())
+        assert "forward" not in vars(model[2])
+        assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_a_loss_whose_graph_the_loop_already_holds_is_not_disturbed():
+    model = network()
+    penalty = (model[4].weight ** 2).sum()
+    Guard(model, F.cross_entropy, "fedem:steps=2", seed=0).backward(*data())
+    protected = model[4].weight.grad.clone()
+    penalty.backward()
+    assert_same(model[4].weight.grad, protected + 2 * model[4].weight.detach())
+
+
+# ---- precision ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("spec", ["none", "clip:norm=0.1+gaussian-noise", "fedem:steps=2", "dp-sgd", "soteria"])
+def test_models_of_any_floating_type(dtype, spec):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)).to(dtype)
+    plain = copy.deepcopy(model)
+    x, y = small_data(dtype=dtype)
+    F.cross_entropy(plain(x), y).backward()
+    guard = Guard(model, F.cross_entropy, spec, seed=0, batch_size=6)
+    guard.backward(x, y)
+    assert all(gradient.dtype == dtype and gradient.isfinite().all() for gradient in gradients(model).values())
+    if spec == "none":
+        assert_same(gradients(model), gradients(plain))
+    model.zero_grad()
+    with guard.accumulate():
+        guard.backward(x[:4], y[:4])
+        guard.backward(x[4:], y[4:])
+    assert all(gradient.dtype == dtype and gradient.isfinite().all() for gradient in gradients(model).values())
+    assert all(tensor.dtype == dtype for tensor in guard.upload().values())
+
+
+def test_models_of_mixed_types():
+    class Mixed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(6, 5).double(), nn.Linear(5, 3).bfloat16()
+
+        def forward(self, x):
+            return self.second(self.first(x.double()).bfloat16()).float()
+
+    model = Mixed()
+    Guard(model, F.cross_entropy, "clip:norm=0.01+gaussian-noise:sigma=0", seed=0).backward(*small_data())
+    assert model.first.weight.grad.dtype == torch.float64
+    assert model.second.weight.grad.dtype == torch.bfloat16
+    total = torch.cat([g.double().flatten() for g in gradients(model).values()]).norm()
+    assert total == pytest.approx(0.01, rel=1e-2)
+
+
+def test_gradients_of_a_sparse_embedding():
+    class Bag(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.head = nn.Embedding(11, 6, sparse=True), nn.Linear(6, 3)
+
+        def forward(self, ids):
+            return self.head(self.embed(ids).mean(1))
+
+    model = Bag()
+    plain = copy.deepcopy(model)
+    ids, y = torch.randint(0, 11, (4, 5)), torch.tensor([0, 1, 2, 0])
+    F.cross_entropy(plain(ids), y).backward()
+    Guard(model, F.cross_entropy, "clip:norm=1e6").backward(ids, y)
+    torch.testing.assert_close(model.embed.weight.grad, plain.embed.weight.grad.to_dense())
+
+
+# ---- wrong batches and losses -------------------------------------------------------------------------------
+
+
+X, Y = small_data()
+
+
+@pytest.mark.parametrize(
+    "inputs, targets, words",
+    [
+        ((X, X), Y, "inputs must be one tensor, or a dict of tensors.*not a tuple of Tensor"),
+        ([X], Y, "inputs must be one tensor.*not a list of Tensor"),
+        ({"x": [1, 2]}, Y, "inputs must be one tensor.*not a dict of list"),
+        (None, Y, "inputs must be one tensor.*not a NoneType"),
+        (X, {"labels": Y}, "targets must be one tensor.*not a dict of Tensor"),
+        (X, [0, 1, 2, 0, 1, 2], "targets must be one tensor.*not a list of int"),
+        (X, torch.tensor(1), r"targets must be one tensor.*not a tensor of shape \(\)"),
+        (X, Y[:4], "6 examples but 4 targets"),
+        (X[:0], Y[:0], "the batch has no examples"),
+    ],
+)
+def test_batches_that_cannot_be_used_are_refused_in_one_line(inputs, targets, words):
+    model = nn.Linear(6, 3)
+    with pytest.raises(FedveilError, match=words) as error:
+        Guard(model, F.cross_entropy, "clip").backward(inputs, targets)
+    assert "\n" not in str(error.value)
+    assert model.weight.grad is None
+
+
+@pytest.mark.parametrize(
+    "loss, words",
+    [
+        (lambda output, y: F.cross_entropy(output, y, reduction="none"), r"not a tensor of shape \(6,\)"),
+        (lambda output, y: F.cross_entropy(output, y).item(), "not a float"),
+    ],
+)
+def test_a_loss_that_is_not_one_number_is_refused(loss, words):
+    with pytest.raises(FedveilError, match=f"the loss must be one number.*{words}"):
+        Guard(nn.Linear(6, 3), loss, "clip").backward(X, Y)
+
+
+def test_a_change_of_other_parameters_than_at_the_start_of_the_round_is_refused():
+    model = network()
+    model[0].requires_grad_(False)
+    guard = Guard(model, F.cross_entropy, None)
+    model[0].requires_grad_(True)
+    with pytest.raises(FedveilError, match="other parameters are trained"):
+        guard.upload(of="delta")
+    guard.new_round()
+    assert "0.weight" in guard.upload(of="delta")

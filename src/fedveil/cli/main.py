@@ -19,6 +19,7 @@ from fedveil.cli.display import Stopped, debugging, one_line, set_up_logging
 from fedveil.cli.options import Given, with_settings
 from fedveil.errors import FedveilError, unknown_name
 from fedveil.leakage.catalog import METRICS
+from fedveil.memory import keep_freed_memory
 from fedveil.registry import REGISTRIES, Entry
 from fedveil.version import __version__
 
@@ -42,6 +43,7 @@ def main() -> None:
     # Threads of torch that wait in a loop slow a run down many times as soon as another program wants the processor.
     # Read when torch is loaded, which no command has done yet.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    keep_freed_memory()
     set_up_logging()
     sys.exit(run(sys.argv[1:]))
 

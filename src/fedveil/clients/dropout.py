@@ -3,15 +3,20 @@
 A dropout layer of `torch.nn` draws from one global generator: under `vmap` all clients would share it, and a run
 would depend on how its clients were chunked. Here every dropout layer of a copy of the model is swapped for one
 whose mask is a hash of a 64-bit key (a buffer, one per client and step) and the entry's position. The same tensor
-code then serves a loop, `vmap` and `torch.compile`, with equal masks.
+code then serves a loop, `vmap` and `torch.compile`, with equal masks. The layers of a model that is run itself, and not
+a copy of it, are keyed for the time of a pass.
 """
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+
+from fedveil.clients.draws import repeated_pass
 
 _GOLDEN = -7046029254386353131  # 2^64 / golden ratio as a signed 64-bit number, the increment of splitmix64
 _MIX1 = -4658895280553007687  # the multipliers of splitmix64's finalizer
@@ -84,3 +89,33 @@ def with_keyed_dropout(model: nn.Module) -> tuple[nn.Module, list[str]]:
             parent, _, child = name.rpartition(".")
             setattr(made.get_submodule(parent), child, swapped[module])
     return made, keys
+
+
+class StandIn(KeyedDropout):
+    """Does the work of a dropout layer that stays where it is."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if torch._C._current_graph_task_id() != -1:
+            raise repeated_pass()
+        return super().forward(inputs)
+
+
+@contextmanager
+def keyed_for_a_while(model: nn.Module) -> Iterator[dict[str, KeyedDropout]]:
+    """Have the dropout layers of the model itself drop by keys; gives those that do it, by the names of their keys.
+
+    The layers stay where they are, with their hooks: also one that the model reaches in a way of its own.
+    """
+    found: dict[str, KeyedDropout] = {}
+    layers = []
+    try:
+        for name, module in model.named_modules():
+            if module.training and type(module) in _SWAPPED and isinstance(module, nn.modules.dropout._DropoutNd):
+                stand_in = StandIn(module.p, _SWAPPED[type(module)])
+                found[f"{name}.key" if name else "key"] = stand_in
+                layers.append(module)
+                module.forward = stand_in.forward
+        yield found
+    finally:
+        for module in layers:
+            del module.forward

@@ -9,6 +9,8 @@ that would change the answer.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -17,11 +19,11 @@ from torch.func import functional_call, grad, grad_and_value, vjp, vmap
 from torch.utils.hooks import RemovableHandle
 
 from fedveil.clients.compiling import compile_once, compiler_found
-from fedveil.clients.dropout import KeyedDropout, example_key, with_keyed_dropout
-from fedveil.clients.memory import keep_freed_memory
-from fedveil.clients.nested import map_nested, pad_clients, shapes_behind, stack, zip_nested
+from fedveil.clients.draws import DrawWatch
+from fedveil.clients.dropout import KeyedDropout, example_key, keyed_for_a_while, with_keyed_dropout
+from fedveil.clients.nested import map_nested, pad_clients, shapes_behind, zip_nested
 from fedveil.errors import FedveilError
-from fedveil.streams import TWISTER_WORDS, Streams, twister_state
+from fedveil.streams import Streams
 from fedveil.tasks.inputs import Inputs, as_arguments, leaf, map_inputs, take, with_leaf
 from fedveil.tree import Tree, size_in_bytes
 
@@ -49,7 +51,9 @@ class Engine:
     """Gradients of one model and loss for many clients at once.
 
     `perturb` names the leaf of the inputs that input gradients are taken of (None: the inputs are one tensor).
-    `chunk` bounds how many clients are stacked at a time; by default it is sized by the processor's cache.
+    `chunk` bounds how many clients are stacked at a time; by default it is sized by the processor's cache. `own` runs
+    the module itself and not a copy of it (on the loop): what its owner changes in it counts at once, and after every
+    pass it is as it was.
     """
 
     def __init__(
@@ -60,15 +64,23 @@ class Engine:
         backend: Backend = "stacked",
         chunk: int | None = None,
         perturb: str | None = None,
+        own: bool = False,
     ) -> None:
         if backend == "auto" or backend not in BACKENDS:
             raise FedveilError(f"an engine runs on loop, stacked or compiled, not on '{backend}'")
-        keep_freed_memory()
-        self.model, self.key_names = with_keyed_dropout(model)
+        if own and backend != "loop":
+            raise FedveilError(f"only the backend loop runs a module itself, not '{backend}'")
+        self.model, self.key_names = (model, []) if own else with_keyed_dropout(model)
+        self.own = own
         self._own = dict(self.model.named_parameters())
-        self._own_values = {name: parameter.data for name, parameter in self._own.items()}
+        self._own_values: Row = {}  # what was in them while they are lent
         self._own_buffers = dict(self.model.named_buffers())
+        self._stand_ins: dict[str, KeyedDropout] = {}  # for the dropout layers of a module that is run itself, by key
         self.loss_function = loss
+        # How a pass goes on the loop: what the forward pass and the loss run in (autocast), and what the loss is
+        # multiplied by on the way back (half precision would lose small gradients). Results are not scaled.
+        self.precision: Callable[[], AbstractContextManager[Any]] = nullcontext
+        self.loss_scale = 1.0
         self.backend: Chosen = backend
         self.perturb = perturb
         size = size_in_bytes(self.model.parameters())
@@ -77,7 +89,7 @@ class Engine:
         self._compiled_shapes: dict[tuple[str, bool], tuple[Any, ...]] = {}
         self._lender: Row | None = None
         self._lent: Row | None = None
-        self._draws = False  # whether the model was seen to draw from torch's own generator
+        self._watch = DrawWatch()
 
     # ---- what callers use ----------------------------------------------------------------------------
 
@@ -270,6 +282,8 @@ class Engine:
         """
         if params is self._lender and self._lent is not None:
             return self._lent
+        if self._lent is None:
+            self._own_values = {name: self._own[name].data for name in params}
         self._lender, self._lent = params, {name: self._own[name] for name in params}
         for own, tensor in zip(self._lent.values(), params.values(), strict=True):
             own.data = tensor
@@ -280,35 +294,37 @@ class Engine:
     def _put_buffers(self, buffers: Row) -> None:
         for name, buffer in buffers.items():
             module, _, short = name.rpartition(".")
-            self.model.get_submodule(module)._buffers[short] = buffer
+            (self._stand_ins.get(name) or self.model.get_submodule(module))._buffers[short] = buffer
 
     def _take_back(self) -> None:
         """Leave the engine's own model as it was."""
-        for name in self._lent or ():
-            self._own[name].data = self._own_values[name]
+        for name, tensor in self._own_values.items():
+            self._own[name].data = tensor
         self._put_buffers(self._own_buffers)
         self._lender = self._lent = None
+        self._own_values = {}
 
     def _plain(self, kind: str, params: Row, buffers: Row, keys: Row, inputs: Inputs, targets: Tensor) -> Any:
         params = self._lend(params)
         if kind == "gradient":
-            loss, moved = self._loss(params, buffers, keys, inputs, targets)
-            return _gradients(loss, params), loss.detach(), {n: t.detach() for n, t in moved.items()}
+            loss, moved = self._passed(self._loss, params, buffers, keys, inputs, targets)
+            return self._gradients(loss, params), loss.detach(), {n: t.detach() for n, t in moved.items()}
         if kind == "input_gradient":
             value = leaf(inputs, self.perturb).detach().requires_grad_()
-            loss = self._loss_of_leaf(value, params, buffers, keys, inputs, targets)
-            return torch.autograd.grad(loss, value)[0], loss.detach()
+            loss = self._passed(self._loss_of_leaf, value, params, buffers, keys, inputs, targets)
+            return self._gradients(loss, {"value": value})["value"], loss.detach()
         if kind == "example_gradients":
             rows = []
             for i in range(len(targets)):
                 single = map_inputs(lambda tensor, i=i: tensor[i : i + 1], inputs)  # type: ignore[misc]
                 own = {name: example_key(key, i) for name, key in keys.items()}
-                loss, _ = self._loss(params, buffers, own, single, targets[i : i + 1])
-                rows.append(_gradients(loss, params))
+                loss, _ = self._passed(self._loss, params, buffers, own, single, targets[i : i + 1])
+                rows.append(self._gradients(loss, params))
             return dict(Tree.stack(rows))
         if kind.startswith("sensitivity "):
             value = leaf(inputs, self.perturb).detach().requires_grad_()
-            taken = self._taken_in(value, kind.removeprefix("sensitivity "), params, buffers, keys, inputs)
+            layer = kind.removeprefix("sensitivity ")
+            taken = self._passed(self._taken_in, value, layer, params, buffers, keys, inputs)
             norms = []
             for feature in targets.tolist():
                 slope = torch.autograd.grad(taken[:, feature].sum(), value, retain_graph=True)[0]
@@ -316,8 +332,21 @@ class Engine:
             return taken[:, targets].detach(), torch.stack(norms, dim=1)
         with torch.no_grad():
             if kind in ("loss", "evaluation loss"):
-                return self._loss(params, buffers, keys, inputs, targets)[0]
-            return self._features(kind.removeprefix("features "), params, buffers, keys, inputs)
+                return self._passed(self._loss, params, buffers, keys, inputs, targets)[0]
+            return self._passed(self._features, kind.removeprefix("features "), params, buffers, keys, inputs)
+
+    def _passed(self, forward: Callable[..., Any], *arguments: Any) -> Any:
+        with self.precision():
+            return forward(*arguments)
+
+    def _gradients(self, loss: Tensor, params: Row) -> Row:
+        """The gradient of a loss in every parameter; zeros for one that the loss does not touch."""
+        scale = self.loss_scale
+        start = None if scale == 1 else torch.full_like(loss, scale)
+        found = torch.autograd.grad(loss, list(params.values()), start, allow_unused=True)
+        dense = [None if g is None else g.to_dense() if g.is_sparse else g for g in found]
+        pairs = zip(params.items(), dense, strict=True)
+        return {n: torch.zeros_like(p) if g is None else g if start is None else g / scale for (n, p), g in pairs}
 
     # ---- running on the client axis --------------------------------------------------------------------
 
@@ -327,6 +356,11 @@ class Engine:
             keys = {name: streams.fold(name).key64().to(targets.device) for name in self.key_names}
         elif self.key_names:
             keys = {name: targets.new_zeros(len(targets), dtype=torch.int64) for name in self.key_names}
+        if self.own:
+            with keyed_for_a_while(self.model) as self._stand_ins:
+                self._own, self._own_buffers = dict(self.model.named_parameters()), dict(self.model.named_buffers())
+                keys = {name: streams.fold(name).key64().to(targets.device) for name in self._stand_ins}
+                return self._looped(kind, params, buffers, keys, inputs, targets, streams)
         if self.backend == "loop":
             return self._looped(kind, params, buffers, keys, inputs, targets, streams)
         given = inputs if isinstance(inputs, Tensor) else dict(inputs)  # a tokenizer's mapping is no dict
@@ -356,25 +390,8 @@ class Engine:
             self._take_back()
 
     def _one_by_one(self, kind: str, clients: list[Any], streams: Streams) -> Any:
-        if not self._draws:
-            state = torch.get_rng_state()
-            try:
-                found = stack(self._plain(kind, *client) for client in clients)
-            finally:
-                self._draws = state.numpy().tobytes() != torch.get_rng_state().numpy().tobytes()
-                if self._draws:
-                    torch.set_rng_state(state)
-            if not self._draws:
-                return found
-
-        # What the model draws by itself (functional dropout) comes from the client's stream too. Filling a generator
-        # costs as much as a small gradient: only a model that was seen to draw gets one.
-        def drawing(k: int) -> Any:
-            torch.set_rng_state(_generator_state(streams.rows([k]).fold("torch")))
-            return self._plain(kind, *clients[k])
-
-        with torch.random.fork_rng(devices=[]):
-            return stack(map(drawing, range(len(clients))))
+        modes = tuple(module.training for module in self.model.modules())
+        return self._watch.run(modes, [partial(self._plain, kind, *client) for client in clients], streams)
 
     def _chunk(self, kind: str, shared: bool, arguments: tuple[Any, ...]) -> Any:
         """One chunk of clients, through the compiled function where its shapes are those it was compiled for."""
@@ -399,15 +416,3 @@ class Engine:
             stacked = vmap(self._pure(kind), in_dims=dims, randomness="error")
             self._functions[key] = compile_once(stacked, kind) if compiled else stacked
         return self._functions[key]
-
-
-def _gradients(loss: Tensor, params: Row) -> Row:
-    """The gradient of a loss in every parameter; zeros for one that the loss does not touch."""
-    found = torch.autograd.grad(loss, list(params.values()), allow_unused=True)
-    pairs = zip(params.items(), found, strict=True)
-    return {name: torch.zeros_like(p) if g is None else g for (name, p), g in pairs}
-
-
-def _generator_state(streams: Streams) -> Tensor:
-    """A whole state for torch's generator from the client's stream: its seed alone would keep 32 bits."""
-    return twister_state(streams.integers(2**32, TWISTER_WORDS)[0].numpy())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from inspect import get_annotations
 from typing import ClassVar, Literal
 
@@ -149,6 +149,23 @@ class Defense:
     def measures(self, update: Tree) -> dict[str, float]:
         """Predicted effects on a true update, for the report: plain names and numbers."""
         return {}
+
+
+class SummedStep(Defense):
+    """A defense that owns the step as a sum over examples, released once: micro-batches of the step add up."""
+
+    def total(self, batch: ClientBatch) -> Shared:
+        """The sum over the examples of a batch, in `update`. Nothing of it may go out."""
+        raise NotImplementedError  # every subclass defines its own
+
+    def release(self, total: Tree, batch: ClientBatch) -> Tree:
+        """What goes out for the sum over all examples of a step."""
+        raise NotImplementedError  # every subclass defines its own
+
+    def gradient(self, batch: ClientBatch) -> Shared:
+        """The sum over one batch, released."""
+        shared = self.total(batch)
+        return replace(shared, update=self.release(shared.update, batch))
 
 
 def require_declared(thing: object) -> None:

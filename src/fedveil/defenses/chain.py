@@ -17,6 +17,7 @@ from fedveil.defenses.base import (
     Kind,
     Knowledge,
     OwnModels,
+    SummedStep,
     chooses_batch,
     keeps_models,
     owns_step,
@@ -96,13 +97,18 @@ class Chain:
     def step(self, batch: ClientBatch, states: States) -> Shared:
         """One step of K clients: perturb the data, take the gradient, protect it."""
         batch = self._perturbed(batch, states)
-        owner = next(((p, d) for p, d in enumerate(self.defenses) if owns_step(d)), None)
+        owner = self._owner()
         shared = owner[1].gradient(batch.at(owner[0], states[owner[0]])) if owner else batch.share()
-        update = shared.update
+        return replace(shared, update=self._protected(shared.update, batch, states))
+
+    def _protected(self, update: Tree, batch: ClientBatch, states: States) -> Tree:
         require_real(update)
         for place, defense in self._at("gradient"):
             update = defense.protect(update, batch.at(place, states[place]))
-        return Shared(update, shared.buffers, shared.loss, shared.seen)
+        return update
+
+    def _owner(self) -> tuple[int, Defense] | None:
+        return next(((place, defense) for place, defense in enumerate(self.defenses) if owns_step(defense)), None)
 
     def _perturbed(self, batch: ClientBatch, states: States) -> ClientBatch:
         """The batch as the data defenses leave it, for whoever takes the gradient."""
@@ -110,6 +116,44 @@ class Chain:
             if not owns_step(defense) and batch.targets.shape[1]:  # of an empty batch there is nothing to perturb
                 batch = replace(batch, inputs=defense.perturb(batch.at(place, states[place])))
         return batch
+
+    # ---- a step in micro-batches -----------------------------------------------------------------------
+
+    def check_adds_up(self) -> None:
+        """Refuse a defense whose step is not a sum over micro-batches."""
+        owner = self._owner()
+        if owner and not isinstance(owner[1], SummedStep):
+            raise FedveilError(f"{owner[1].name} needs all examples of a step at once: it cannot accumulate gradients")
+
+    def part(self, batch: ClientBatch, states: States) -> tuple[ClientBatch, Shared]:
+        """What one micro-batch adds to a step, a sum over its examples, and the batch as the data defenses left it.
+
+        It is not protected yet: nothing of it may go out before `whole`.
+        """
+        batch = self._perturbed(batch, states)
+        owner = self._owner()
+        if owner and isinstance(owner[1], SummedStep):
+            return batch, owner[1].total(batch.at(owner[0], states[owner[0]]))
+        shared = batch.share()
+        return batch, replace(shared, update=shared.update * batch.targets.shape[1])
+
+    def whole(self, total: Tree, size: int, batch: ClientBatch, states: States) -> Tree:
+        """The protected gradient of a step from the sum over its `size` examples. `batch` has all of them."""
+        owner = self._owner()
+        if owner and isinstance(owner[1], SummedStep):
+            return self._protected(owner[1].release(total, batch.at(owner[0], states[owner[0]])), batch, states)
+        return self._protected(total / size, batch, states)
+
+    @property
+    def reads_data(self) -> bool:
+        """Whether what acts on the gradient may look at the data behind it."""
+        return any(defense.reads_data for _, defense in self._at("gradient") if not owns_step(defense))
+
+    @property
+    def changes_gradient(self) -> bool:
+        """Whether anything is done to a gradient once it is taken."""
+        protects = any(type(defense).protect is not Defense.protect for _, defense in self._at("gradient"))
+        return protects or self._owner() is not None
 
     def own_models(self, batch: ClientBatch) -> list[OwnModels]:
         """What clients would keep for themselves at such a step. Nothing is shared or remembered."""

@@ -6,11 +6,12 @@ import torch
 from torch import Tensor
 
 from fedveil.clients.batch import ClientBatch, Shared
-from fedveil.defenses.base import Defense, Strength
+from fedveil.defenses.base import Strength, SummedStep
 from fedveil.defenses.clip import clipped
 from fedveil.defenses.dp_clip import noise_measures
 from fedveil.defenses.guarantee import ONE_EXAMPLE, Exposure, GaussianRelease, Guarantee
 from fedveil.defenses.noise import GaussianNoise
+from fedveil.defenses.poisson import poisson_sample
 from fedveil.fields import Positive, declared
 from fedveil.registry import defenses
 from fedveil.streams import Streams
@@ -19,13 +20,13 @@ from fedveil.tree import Tree
 
 @defenses.register("dp-sgd")
 @declared
-class DPSGD(Defense):
+class DPSGD(SummedStep):
     """Clip every example's gradient to `clip`, sum, add N(0, (noise_multiplier·clip)²), divide by the batch size.
 
     Batches are drawn by Poisson sampling: each of a client's n examples joins a step by a coin of its own, with
     chance batch_size/n. The sum is divided by the planned batch size, and an empty batch is answered by noise alone:
-    the size of a batch must not show. In `Guard` the training loop composes the batches, and it must do so likewise
-    (and send no batch size), or the ledger's ε does not hold there.
+    the size of a batch must not show. In `Guard` the training loop composes the batches: it takes them from
+    `poisson_loader`, tells Guard the planned size and sends no batch size, or the ledger's ε does not hold there.
 
     FedEM's text experiments take noise_multiplier = 1e-3 and clip = 1, whose ε is in the millions: no protection by
     proof. Models with batch norm are refused, for it mixes the examples of a batch.
@@ -46,11 +47,10 @@ class DPSGD(Defense):
 
     def sample(self, labels: Tensor, size: int, streams: Streams) -> Tensor:
         """Each example with chance size/n, by a coin of its own."""
-        chance = min(1.0, size / len(labels))
-        return (streams.uniform(len(labels), dtype=torch.float64)[0] < chance).nonzero().flatten()
+        return poisson_sample(len(labels), size, streams)
 
-    def gradient(self, batch: ClientBatch) -> Shared:
-        """(Σᵢ gᵢ · min(1, clip/‖gᵢ‖) + N(0, (noise_multiplier·clip)²)) / planned batch size."""
+    def total(self, batch: ClientBatch) -> Shared:
+        """Σᵢ gᵢ · min(1, clip/‖gᵢ‖)."""
         clients, size = batch.targets.shape[:2]
         if size:
             each = batch.example_gradients()
@@ -60,9 +60,12 @@ class DPSGD(Defense):
         else:
             total = batch.params.map(torch.zeros_like)
             loss = next(iter(total.values())).new_zeros(clients)
+        return Shared(total, batch.buffers, loss, batch.inputs)
+
+    def release(self, total: Tree, batch: ClientBatch) -> Tree:
+        """(total + N(0, (noise_multiplier·clip)²)) / planned batch size."""
         noisy = GaussianNoise(sigma=self.noise_multiplier * self.clip).protect(total, batch)
-        update = noisy / batch.planned if batch.planned is not None else noisy / size
-        return Shared(update, batch.buffers, loss, batch.inputs)
+        return noisy / (batch.targets.shape[1] if batch.planned is None else batch.planned)
 
     def guarantee(self, exposure: Exposure) -> Guarantee:
         """The Poisson-sampled Gaussian mechanism in every step; the accountant adds up."""

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import TensorWeakRef
 
-from fedveil.clients.batch import ClientBatch
+from fedveil.clients.batch import ClientBatch, Shared
 from fedveil.clients.engine import Engine, Loss
+from fedveil.defenses.accumulation import Accumulation
 from fedveil.defenses.base import Defense
 from fedveil.defenses.chain import Chain
+from fedveil.defenses.own_batches import check_batch, mean_loss
+from fedveil.defenses.poisson import beyond_chance
 from fedveil.errors import FedveilError
 from fedveil.streams import Streams
 from fedveil.tasks.inputs import Inputs, map_inputs
@@ -30,9 +35,14 @@ class Guard:
         optimizer.step()
     ```
 
-    Noise is drawn from the operating system's entropy unless a `seed` is given (for experiments only). A defense
-    that protects the upload and not the gradient is applied by `upload`. `validation`: inputs and targets of the
-    client's own, for a defense that needs some.
+    The loss is the mean over a batch. Noise is drawn from the operating system's entropy unless a `seed` is given (for
+    experiments only); clients of one seed need a `client` number each, or they would draw the same noise. A defense
+    that protects the upload and not the gradient is applied by `upload`. docs/guard.md has the rest.
+
+    - `batch_size`: the planned size, for a defense that needs batches of random size (DP-SGD).
+    - `scaler`: the `torch.amp.GradScaler` that the loop uses, if any.
+    - `perturb`: the part of named inputs that a data defense changes.
+    - `validation`: inputs and targets of the client's own, for a defense that needs some.
     """
 
     def __init__(
@@ -42,6 +52,9 @@ class Guard:
         defense: Defense | Chain | Sequence[Defense] | str | None,
         *,
         seed: int | None = None,
+        client: int = 0,
+        batch_size: int | None = None,
+        scaler: torch.amp.GradScaler | None = None,
         perturb: str | None = None,
         validation: tuple[Inputs, Tensor] | None = None,
     ) -> None:
@@ -52,13 +65,26 @@ class Guard:
         if not any(parameter.requires_grad for parameter in model.parameters()):
             raise FedveilError("the model has no parameters to train: there is no gradient to protect")
         self.chain.check_parameters(dict(self._trained()))
-        # A module of the user's own is served by plain autograd: it need not be vmap's friend.
-        self._engine = Engine(model, loss, backend="loop", chunk=1, perturb=perturb)
-        self._streams = Streams.secure([0]) if seed is None else Streams.seeded(seed, [0], "guard")
+        if batch_size is not None and batch_size < 1:
+            raise FedveilError(f"batch_size must be 1 or more (got {batch_size})")
+        if self.chain.random_sizes and batch_size is None:
+            raise FedveilError(
+                f"{self.chain} divides by the planned batch size, for the size at hand is a secret: give batch_size=, "
+                "and draw batches with fedveil.poisson_loader"
+            )
+        # A module of the user's own is served by plain autograd: it need not support vmap. It is run itself, so
+        # that whatever changes in it counts.
+        self._engine = Engine(model, mean_loss(loss), backend="loop", chunk=1, perturb=perturb, own=True)
+        self._streams = Streams.secure([client]) if seed is None else Streams.seeded(seed, [client], "guard")
+        self._client = client
+        self._planned = batch_size
+        self._scaler = scaler
         self._states = self.chain.new_states()
         self._validation = validation
         self._round = 0
         self._step = 0
+        self._sum: Accumulation | None = None  # of the scope that is open
+        self._written: dict[str, TensorWeakRef] = {}  # what `.grad` was given last
         self._last: tuple[Inputs, Tensor] = (torch.empty(0), torch.empty(0))  # for defenses that look at the data
         self._before = self._weights()
 
@@ -66,38 +92,77 @@ class Guard:
         """Add the protected gradient of a batch to every parameter's `.grad`, and return the loss.
 
         Buffers move as in a plain forward pass. A defense that acts on the upload alone is refused here: train as
-        usual and send what `upload` returns.
+        usual and send what `upload` returns. Inside `accumulate`, `.grad` is filled at the end of the scope.
         """
-        acting = [defense for defense in self.chain.defenses if defense.acts_at != "upload"]
-        if self.chain.defenses and not acting:
-            raise FedveilError(f"{self.chain} protects the upload, not a gradient: train as usual and call upload()")
+        self._check_acting()
+        self._check_batch(inputs, targets)
         self._last = (inputs, targets)
-        shared = self.chain.step(self._client_batch(inputs, targets), self._states)
-        if not (bool(shared.update.isfinite()[0]) and bool(shared.loss.isfinite()[0])):
-            raise FedveilError(
-                "the loss or the protected gradient is not finite (NaN or infinity): check the data and the loss"
-            )
-        for name, parameter in self._trained():
-            gradient = shared.update[name][0]
-            parameter.grad = gradient.clone() if parameter.grad is None else parameter.grad + gradient
-        for name, buffer in self.model.named_buffers():
-            buffer.data.copy_(shared.buffers[name][0])
+        if self._sum is not None:
+            return self._add(self._sum, self._client_batch(inputs, targets))
+        self._check_cleared()
+        self._step += 1
+        states = [dict(state) for state in self._states]
+        with self._as_around():
+            shared = self.chain.step(self._client_batch(inputs, targets), states)
+            self._write(shared.update, finite=self._finite(shared))
+        self._move_buffers(shared)
+        self._states = states
         return shared.loss[0]
+
+    @contextmanager
+    def accumulate(self) -> Iterator[None]:
+        """A scope in which every `backward` takes a micro-batch of one step; the step is protected once, at the end.
+
+        ```python
+        optimizer.zero_grad()
+        with guard.accumulate():
+            for x, y in micro_batches:
+                guard.backward(x, y)  # the mean loss of the micro-batch, not divided by their number
+        optimizer.step()
+        ```
+
+        `.grad` then has what `backward` of all examples in one batch would have given (a data defense works on each
+        micro-batch by itself, and so do batch norm and dropout). If anything fails inside, `.grad` stays as it was.
+        """
+        self._check_acting()
+        self._check_no_scope()
+        self._check_cleared()
+        self._step += 1
+        nothing = torch.empty(0, device=next(iter(self._trained()))[1].device)
+        self._sum = whole = Accumulation(
+            self.chain, [dict(state) for state in self._states], self._client_batch(nothing, nothing)
+        )
+        try:
+            yield
+            if not whole.size and not self.chain.random_sizes:
+                raise FedveilError("accumulate() ended without a batch: call backward inside it")
+            self._check_size(whole.size)
+            with self._as_around():
+                self._write(update := whole.protected(), finite=bool(update.isfinite()[0]))
+            self._states = whole.states
+        finally:
+            self._sum = None
 
     def upload(self, *, of: str = "weights") -> dict[str, Tensor]:
         """What the client sends at the end of a round: its weights, or their change since `new_round`, protected."""
         if of not in ("weights", "delta"):
             raise FedveilError(f"upload sends 'weights' or 'delta', not '{of}'")
+        self._check_no_scope()
         self.chain.check_message("weights" if of == "weights" else "delta")
         weights = self._weights()
+        if of == "delta" and weights.keys() != self._before.keys():
+            raise FedveilError("other parameters are trained than at the start of the round: call new_round() first")
         update = weights if of == "weights" else weights - self._before
-        protected = self.chain.upload(update, self._client_batch(*self._last), self._states)
+        self._step += 1
+        with self._as_around():
+            protected = self.chain.upload(update, self._client_batch(*self._last), self._states)
         if not bool(protected.isfinite()[0]):
             raise FedveilError("the protected update is not finite (NaN or infinity): check the data and the loss")
         return protected.row(0)
 
     def new_round(self) -> None:
         """Tell that the model now holds the server's weights: memory that lasts a round starts afresh."""
+        self._check_no_scope()
         self._round += 1
         self._step = 0
         self._before = self._weights()
@@ -111,26 +176,29 @@ class Guard:
             {name: tensor.clone() for name, tensor in state.items()} if defense.state_scope == "run" else {}
             for defense, state in zip(self.chain.defenses, self._states, strict=True)
         ]
-        return {"chain": str(self.chain), "round": self._round, "step": self._step, "states": kept}
+        counters = {"client": self._client, "round": self._round, "step": self._step}
+        return {"chain": str(self.chain), **counters, "states": kept}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state_dict` gave."""
         if state["chain"] != str(self.chain):
             raise FedveilError(f"this state belongs to the defense {state['chain']}, not to {self.chain}")
+        if state["client"] != self._client:
+            raise FedveilError(f"this state belongs to client {state['client']}, not to client {self._client}")
         self._round, self._step = int(state["round"]), int(state["step"])
         self._states = [dict(place) for place in state["states"]]
 
+    # ---- a step ----------------------------------------------------------------------------------------
+
     def _client_batch(self, inputs: Inputs, targets: Tensor) -> ClientBatch:
-        self._follow_model()
-        self._step += 1
-        buffers = Tree({name: buffer.detach()[None] for name, buffer in self.model.named_buffers()})
         batch = ClientBatch(
             engine=self._engine,
-            params=self._weights(),
-            buffers=buffers,
+            params=Tree({name: parameter.detach()[None] for name, parameter in self._trained()}),
+            buffers=Tree({name: buffer.detach()[None] for name, buffer in self.model.named_buffers()}),
             inputs=map_inputs(lambda tensor: tensor[None], inputs),
             targets=targets[None],
             streams=self._streams.fold("round", self._round, "step", self._step),
+            planned=None if self._planned is None else torch.tensor([self._planned], device=targets.device),
         )
         if self._validation is not None:
             held_out = map_inputs(lambda tensor: tensor[None], self._validation[0])
@@ -138,13 +206,99 @@ class Guard:
             batch.validation = replace(batch, inputs=held_out, targets=self._validation[1][None], streams=own)
         return batch
 
-    def _follow_model(self) -> None:
-        """Give the engine's copy what is not passed to it at every call: modes of layers and frozen weights."""
-        for name, module in self.model.named_modules():
-            self._engine.model.get_submodule(name).training = module.training
-        for name, parameter in self.model.named_parameters():
-            if not parameter.requires_grad:
-                self._engine.model.get_parameter(name).data = parameter.detach()
+    def _add(self, whole: Accumulation, batch: ClientBatch) -> Tensor:
+        self._check_size(whole.size + batch.targets.shape[1])
+        with self._as_around():
+            shared = whole.add(batch)
+        if self._finite(shared):
+            self._move_buffers(shared)
+        return shared.loss[0]
+
+    @contextmanager
+    def _as_around(self) -> Iterator[None]:
+        """Have the model's passes run in the precision that the caller set, and all else in full precision."""
+        engine = self._engine
+        engine.loss_scale = self._scaler.get_scale() if self._scaler is not None else 1.0
+        kind = next(iter(self._trained()))[1].device.type
+        if not torch.is_autocast_enabled(kind):
+            yield
+            return
+        dtype = torch.get_autocast_dtype(kind)
+        if dtype == torch.float16 and self._scaler is None:
+            raise FedveilError(
+                "autocast to float16 needs a GradScaler, and Guard must know it: Guard(..., scaler=scaler), with "
+                "GradScaler(enabled=False) for none; autocast to bfloat16 needs no scaler"
+            )
+        # No cache: it would keep weights that a defense or the optimizer has moved since.
+        engine.precision = lambda: torch.autocast(kind, dtype, cache_enabled=False)
+        try:
+            with torch.autocast(kind, enabled=False):
+                yield
+        finally:
+            engine.precision = nullcontext
+
+    def _finite(self, shared: Shared) -> bool:
+        """Whether loss and gradient are numbers. With a scaler it may happen that they are not."""
+        finite = bool(shared.update.isfinite()[0]) and bool(shared.loss.isfinite()[0])
+        if not finite and not self._scales():
+            raise FedveilError(
+                "the loss or the protected gradient is not finite (NaN or infinity): check the data and the loss"
+            )
+        return finite
+
+    def _scales(self) -> bool:
+        return self._scaler is not None and self._scaler.is_enabled()
+
+    def _write(self, update: Tree, finite: bool) -> None:
+        """Add a gradient to `.grad`, scaled as the scaler expects it; infinity tells the scaler to skip the step."""
+        if not finite and not self._scales():
+            raise FedveilError("the protected gradient is not finite (NaN or infinity): check the data and the loss")
+        for name, parameter in self._trained():
+            gradient = update[name][0].to(parameter.dtype) if finite else torch.full_like(parameter, torch.inf)
+            if self._scaler is not None:
+                gradient = self._scaler.scale(gradient)
+            # A tensor of its own: what a defense or a module keeps must not move with it.
+            parameter.grad = gradient.clone() if parameter.grad is None else parameter.grad + gradient
+            self._written[name] = TensorWeakRef(parameter.grad)
+
+    def _move_buffers(self, shared: Shared) -> None:
+        for name, buffer in self.model.named_buffers():
+            buffer.data.copy_(shared.buffers[name][0])
+
+    # ---- what is refused -------------------------------------------------------------------------------
+
+    def _check_acting(self) -> None:
+        if self.chain.defenses and all(defense.acts_at == "upload" for defense in self.chain.defenses):
+            raise FedveilError(f"{self.chain} protects the upload, not a gradient: train as usual and call upload()")
+
+    def _check_no_scope(self) -> None:
+        if self._sum is not None:
+            raise FedveilError("accumulate() is still open: end its scope first")
+
+    def _check_cleared(self) -> None:
+        """Refuse to add to what was protected before: two protected gradients are not a protected sum."""
+        if not self.chain.changes_gradient:
+            return
+        for name, parameter in self._trained():
+            written, gradient = self._written.get(name), parameter.grad
+            if written and gradient is not None and written() is gradient and bool(gradient.any()):
+                raise FedveilError(
+                    ".grad still holds the protected gradient of the last backward: clear it with zero_grad(), or put "
+                    "the micro-batches of one step into 'with guard.accumulate():'"
+                )
+
+    def _check_batch(self, inputs: Inputs, targets: Tensor) -> None:
+        size = check_batch(inputs, targets)
+        if not size and not self.chain.random_sizes:
+            raise FedveilError("the batch has no examples: there is no gradient to protect")
+        self._check_size(size)
+
+    def _check_size(self, size: int) -> None:
+        if self.chain.random_sizes and self._planned is not None and beyond_chance(size, self._planned):
+            raise FedveilError(
+                f"a batch of {size} examples is not one that Poisson sampling draws with batch_size={self._planned}: "
+                "give the planned size of a whole step, and draw batches with fedveil.poisson_loader"
+            )
 
     def _trained(self) -> list[tuple[str, nn.Parameter]]:
         return [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]

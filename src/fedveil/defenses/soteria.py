@@ -98,7 +98,8 @@ class Soteria(Defense):
 def scores(features: Tensor, norms: Tensor) -> Tensor:
     """Σ ‖∂r_i/∂x‖/|r_i| over the batch, from tensors of shape (K, B, m): shape (K, m)."""
     size = features.abs()
-    return torch.where(size > 0, norms / size, 0.0).sum(1)
+    # Quantiles of half precision do not exist.
+    return torch.where(size > 0, norms / size, 0.0).sum(1, dtype=torch.promote_types(size.dtype, torch.float32))
 
 
 def linear_layer(model: nn.Module, wanted: str | None, update: Tree) -> str:

@@ -17,8 +17,9 @@ def keep_freed_memory() -> bool:
     """Have the process keep some of the memory that it frees; whether it will (only glibc is asked).
 
     The C library hands large blocks back to the system as soon as they are free. Every chunk of clients then waits for
-    the system to clear all pages of its gradients anew, which can take as long as computing them. A process whose
-    environment sets these limits (MALLOC_TRIM_THRESHOLD_ and its like) is left alone.
+    the system to clear all pages of its gradients anew, which can take as long as computing them. The setting is one of
+    the whole process: the command line and worker processes make it; in a program of yours nothing does, unless you
+    call this. A process whose environment sets these limits (MALLOC_TRIM_THRESHOLD_ and its like) is left alone.
     """
     if any(name.startswith("MALLOC_") for name in os.environ):
         return False

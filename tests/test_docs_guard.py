@@ -1,0 +1,22 @@
+"""docs/guard.md is true: its code runs, one block after another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pages import ROOT, assert_links_lead_to_files, blocks
+
+TEXT = (ROOT / "docs" / "guard.md").read_text(encoding="utf-8")
+
+
+def test_the_code_runs() -> None:
+    scope: dict[str, Any] = {}
+    code = blocks(TEXT, "python")
+    assert len(code) == 5
+    for block in code:
+        exec(compile(block, "guard.md", "exec"), scope)
+    assert all(parameter.isfinite().all() for parameter in scope["model"].parameters())
+
+
+def test_links_lead_to_files() -> None:
+    assert_links_lead_to_files(TEXT, ROOT / "docs")
