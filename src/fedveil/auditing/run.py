@@ -5,7 +5,8 @@ from __future__ import annotations
 import datetime
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,6 @@ from torch import Tensor
 
 from fedveil.attacks.base import Attack
 from fedveil.attacks.problem import LocalSteps, Reconstruction
-from fedveil.attacks.tracking import Progress
 from fedveil.auditing.attacking import Scene, problems_by_role, run_roles
 from fedveil.auditing.check import check
 from fedveil.auditing.costs import measure_cost
@@ -26,15 +26,17 @@ from fedveil.auditing.provenance import provenance
 from fedveil.auditing.result import AttackRun, Images, Result, Role, Row
 from fedveil.auditing.scoring import Truths, score_attack, score_given
 from fedveil.auditing.settings import Audit
+from fedveil.auditing.stages import both, round_of, stages_of
 from fedveil.auditing.verdict import judge, strongest
 from fedveil.auditing.words import assumptions, defense_card, not_given, not_tried, protocol_words
 from fedveil.clients.engine import Backend, Engine
 from fedveil.defenses.base import Defense, Facts
 from fedveil.defenses.chain import Chain
 from fedveil.errors import FedveilError
-from fedveil.federation.observers import Observer
+from fedveil.federation.observers import Watch
 from fedveil.federation.perturbation import perturbation
 from fedveil.federation.probe import Probe, probe
+from fedveil.federation.progress import watch_with
 from fedveil.federation.run import Run, dry_step, engine_for, federate
 from fedveil.federation.settings import Federation
 from fedveil.federation.steps import Plan
@@ -42,6 +44,7 @@ from fedveil.leakage.floors import mean_image
 from fedveil.leakage.identified import candidates
 from fedveil.ledger.exposure import exposures
 from fedveil.ledger.statement import statement
+from fedveil.progress import Meter, style_for
 from fedveil.registry import attacks as attack_registry
 from fedveil.registry import defenses as defense_registry
 from fedveil.streams import Streams
@@ -50,15 +53,6 @@ from fedveil.tasks.normalization import Normalization
 from fedveil.tasks.task import Task, holdings
 from fedveil.tree import Tree
 from fedveil.workers import Workers, opened
-
-
-@dataclass(frozen=True)
-class Watch:
-    """Who is told how far an audit has come. All optional."""
-
-    observers: tuple[Observer, ...] = ()  # of the training runs
-    stage: Any = None  # called with a line that names the stage which starts
-    attack: Progress | None = None
 
 
 def audit(
@@ -77,6 +71,7 @@ def audit(
     watch: Watch | None = None,
     command: str = "",
     workers: int | Workers = 1,
+    progress: bool | None = None,
 ) -> Outcome:
     """Train a task under a defense, attack what clients share, and judge what leaked and what it cost.
 
@@ -85,10 +80,14 @@ def audit(
     settings: which updates are attacked and how they are judged.
     folder: where the training runs keep their checkpoints, so that a stopped audit can go on with `resume=True`.
     workers: so many processes, or those of a pool, train FedAvg's clients and attack.
+    progress: show stages and the time left; by default on a terminal and in a notebook only, and not beside a `watch`.
     """
     chain, chosen = _without_none(Chain.of(defense)), _attacks(attack)
-    federation, settings, watch = federation or Federation(), settings or Audit(), watch or Watch()
-    with opened(workers) as pool:
+    federation, settings = federation or Federation(), settings or Audit()
+    with ExitStack() as stack:
+        pool = stack.enter_context(opened(workers))
+        if watch is None or progress:
+            watch = both(watch, watch_with(stack.enter_context(Meter(style_for(progress)))))
         return _audit(
             task,
             chain,
@@ -126,6 +125,9 @@ def _audit(
     started, begun = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), time.perf_counter()
     normalization = check(task, chain, chosen, federation, settings, train=train)
     tell = watch.stage or (lambda line: None)
+    stages = stages_of(chain, chosen, federation, settings, train)
+    if watch.plan:
+        watch.plan(stages)
     engine = engine_for(task, federation, backend=backend, device=device)
     dry_step(Plan(task, chain, federation, seed, engine, torch.device(device)))
     classifier, distance, judges = compared_by(task, settings)
@@ -134,11 +136,11 @@ def _audit(
     if train:
         recorded = replace(federation, record_rounds=tuple(r for r in settings.rounds if r > 1), record_clients=1)
         common: dict[str, Any] = {"seed": seed, "backend": backend, "device": device, "observers": watch.observers}
-        common["workers"] = workers if federation.protocol == "fedavg" else 1
-        tell("training without a defense" if chain.defenses else "training")
+        common["progress"], common["workers"] = False, workers if federation.protocol == "fedavg" else 1
+        tell(stages[0].line)
         undefended = federate(task, None, recorded, folder=_sub(folder, "undefended"), resume=resume, **common)
         if chain.defenses:
-            tell(f"training under {chain}")
+            tell(stages[1].line)
             defended = federate(task, chain, recorded, folder=_sub(folder, "defended"), resume=resume, **common)
 
     probes = [
@@ -153,7 +155,7 @@ def _audit(
     for each in chosen:
         tell(f"attacking with {each.name}")
         parts = []
-        for number, found in zip(settings.rounds, probes, strict=True):
+        for place, (number, found) in enumerate(zip(settings.rounds, probes, strict=True)):
             problems = problems_by_role(
                 _scene(task, found, number, federation, settings, normalization, seed, each),
                 _at_round(chain, federation, number),
@@ -161,7 +163,8 @@ def _audit(
                 undefended=found.undefended,
                 attackers=settings.attackers,
             )
-            run = partial(run_roles, each, problems, backend=backend, progress=watch.attack, workers=workers)
+            report = round_of(watch.attack, place, len(probes))
+            run = partial(run_roles, each, problems, backend=backend, progress=report, workers=workers)
             path = None if folder is None else Path(folder) / "attacks" / f"{each.name}-round-{number}.safetensors"
             parts.append(kept(path, config | {"attack": attack_registry.describe(each)}, resume, run))
         outcome: dict[Role, Reconstruction] = {r: Reconstruction.concat([p[r] for p in parts]) for r in parts[0]}
@@ -190,7 +193,9 @@ def _audit(
     rows = [row.model_copy(update={"strongest": row is lead}) for row in rows]
     cost = measure_cost(undefended, defended)
     moved = perturbation([(truths.originals.flatten(0, 1), truths.seen.flatten(0, 1))], normalization)
-    promised = statement(chain, exposures(task, federation, rounds=None if train else len(settings.rounds)))
+    trained = len(defended.history) if defended else None
+    alone = None if train else len(settings.rounds)
+    promised = statement(chain, exposures(task, federation, rounds=alone, trained=trained))
     among = truths.distractors.shape[1] + 1
     verdict = judge(
         rows,

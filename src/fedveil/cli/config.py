@@ -33,7 +33,8 @@ from fedveil.workers import Workers
 
 DEEPEST = 20  # levels of tables and lists inside each other
 # Where and how a run is shown is no part of what it is: these are not written down with it.
-NOT_KEPT = ("out", "overwrite", "json", "quiet")
+NOT_KEPT = ("out", "overwrite", "json", "quiet", "fail_if")
+FINDINGS = ("exposed", "partly-exposed", "not-judged")  # the status of an audit that --fail-if can name
 
 
 class TaskSection(BaseModel):
@@ -75,6 +76,7 @@ class Config(BaseModel):
     overwrite: bool = False
     as_json: bool = Field(default=False, alias="json")
     quiet: bool = False
+    fail_if: tuple[str, ...] = ()
     task: TaskSection = TaskSection()
     federation: Federation = Federation()
     audit: Audit = Audit()
@@ -107,6 +109,16 @@ class Config(BaseModel):
         except FedveilError as error:
             raise ValueError(str(error)) from None
         return str(value)
+
+    @field_validator("fail_if", mode="before")
+    @classmethod
+    def _findings(cls, value: Any) -> Any:
+        listed = value if isinstance(value, list | tuple) else [value]
+        names = [name.strip() for each in listed for name in str(each).split(",")]
+        for name in names:
+            if name not in FINDINGS:
+                raise ValueError(str(unknown_name("finding", name, FINDINGS)))
+        return tuple(names)
 
     @field_validator("device")
     @classmethod

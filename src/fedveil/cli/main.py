@@ -47,7 +47,8 @@ def main() -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command; returns the exit code: 0, 2 for wrong input, 130 for Ctrl-C, 1 for anything else."""
+    """Run one command; returns the exit code: 0, 2 for wrong input, 3 for a finding that
+    --fail-if names, 130 for Ctrl-C, 1 for anything else."""
     try:
         done = app(list(arguments) or ["--help"], standalone_mode=False, prog_name="fedveil")
         return done if isinstance(done, int) else 0
@@ -88,11 +89,11 @@ def _root(
 
 @app.command("audit")
 @with_settings("audit")
-def _audit(given: Given) -> None:
+def _audit(given: Given) -> int:
     """Train under a defense and without, attack what clients share, and report what leaked and what it cost."""
     from fedveil.cli.runs import run_audit
 
-    run_audit(given)
+    return run_audit(given)
 
 
 @app.command("train")
@@ -193,12 +194,18 @@ def _report(
         Path | None,
         typer.Option("--path", metavar="FILE", help="Where to write it.", show_default="FOLDER/report.html"),
     ] = None,
+    table: Annotated[
+        Path | None, typer.Option("--csv", metavar="FILE", help="Write every number there as CSV, too.")
+    ] = None,
 ) -> None:
     """Write the report of a finished audit again."""
     from fedveil.auditing.outcome import Outcome
     from fedveil.auditing.result import load_result
 
-    print(Outcome(*load_result(folder)).report(path or folder / "report.html"))
+    outcome = Outcome(*load_result(folder))
+    print(outcome.report(path or folder / "report.html"))
+    if table is not None:
+        print(outcome.csv(table))
 
 
 @app.command("list")

@@ -212,6 +212,14 @@ SETTINGS = (
     Setting("overwrite", "--overwrite", "switch", "Replace an earlier run in the output folder.", RUN),
     Setting("json", "--json", "switch", "Print a summary as JSON, and nothing else, on standard output.", RUN),
     Setting("quiet", "--quiet", "switch", "Do not show progress.", RUN),
+    Setting(
+        "fail_if",
+        "--fail-if",
+        "specs",
+        "Exit with 3 at this finding: exposed, partly-exposed, not-judged. Repeat for several.",
+        RUN,
+        command="audit",
+    ),
 )
 _BY_KEY = {setting.key: setting for setting in SETTINGS}
 _METAVARS = {"text": "TEXT", "number": "NUMBER", "numbers": "N,N", "steps": "ROUND:RATE", "specs": "SPEC"}
@@ -226,13 +234,13 @@ class Given:
     resume: bool
 
 
-def with_settings(command: Command) -> Callable[[Callable[[Given], None]], Callable[..., None]]:
+def with_settings(command: Command) -> Callable[[Callable[[Given], int | None]], Callable[..., int | None]]:
     """Give a command that takes a `Given` the options of the table."""
     chosen = [setting for setting in SETTINGS if setting.command in (None, command)]
 
-    def decorate(function: Callable[[Given], None]) -> Callable[..., None]:
-        def typed(*, config: Path | None = None, resume: bool = False, **options: Any) -> None:
-            function(Given(read_values({s.key: options[s.name] for s in chosen}), config, resume))
+    def decorate(function: Callable[[Given], int | None]) -> Callable[..., int | None]:
+        def typed(*, config: Path | None = None, resume: bool = False, **options: Any) -> int | None:
+            return function(Given(read_values({s.key: options[s.name] for s in chosen}), config, resume))
 
         file = typer.Option("--config", metavar="FILE", help="TOML file; options win over it.", rich_help_panel=RUN)
         again = typer.Option("--resume", help="Go on with a stopped run.", rich_help_panel=RUN, show_default=False)
