@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from fedveil.fields import parse_value
+from fedveil.registry import REGISTRIES
 
 Command = Literal["audit", "train"]
 Kind = Literal["text", "number", "numbers", "steps", "specs", "switch"]
@@ -255,6 +257,25 @@ def with_settings(command: Command) -> Callable[[Callable[[Given], int | None]],
     return decorate
 
 
+_NAMED = {"task.data": "datasets", "task.model": "models", "defense": "defenses", "attack": "attacks"}
+
+
+def names_of(kind: str) -> Callable[[str], list[tuple[str, str]]]:
+    """For the shell's completion: the names of a kind that a word may become, with what they are. Needs no torch."""
+
+    def complete(incomplete: str) -> list[tuple[str, str]]:
+        chain, plus, last = incomplete.rpartition("+")  # of defenses only the last one is open
+        entries = REGISTRIES[kind].entries().values()
+        return [(f"{chain}{plus}{each.name}", _short(each.summary)) for each in entries if each.name.startswith(last)]
+
+    return complete
+
+
+def _short(summary: str) -> str:
+    """One line beside a name: some shells would break a longer one."""
+    return textwrap.shorten(summary, 60, placeholder=" …")
+
+
 def option(key: str) -> Any:
     """The option of a key of the table, for the signature of a command."""
     setting = _BY_KEY[key]
@@ -264,6 +285,7 @@ def option(key: str) -> Any:
         show_default=setting.default or False,
         metavar=_METAVARS.get(setting.kind),
         rich_help_panel=setting.panel,
+        autocompletion=names_of(_NAMED[key]) if key in _NAMED else None,
     )
 
 

@@ -74,6 +74,7 @@ def _show_audit(outcome: Outcome, place: Claim, config: Config) -> int:
             "version": result.provenance.versions.get("fedveil"),
             "data": result.data,
             "model": result.model,
+            "task": used.get("task", {}),
             "protocol": result.protocol,
             "seed": result.provenance.seed,
             "defense": used.get("defense", []),

@@ -48,9 +48,9 @@ class LDPFL(Defense):
         "ε is per entry and round: composed over a model it is no protection.",
     )
     strength = Strength("epsilon", "down")
-    epsilon: Epsilon = 0.3  # ε
-    center: Finite = 0.0  # c
-    radius: Positive = 0.1  # r
+    epsilon: Epsilon = 0.3  # ε in the paper: the budget of each entry and round
+    center: Finite = 0.0  # c in the paper: middle of the range of entries
+    radius: Positive = 0.1  # r in the paper: half the width of that range
     adaptive: bool = False  # c and r from the layer itself, in place of the two fields
 
     def protect(self, update: Tree, batch: ClientBatch) -> Tree:
