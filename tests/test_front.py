@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -30,3 +31,14 @@ def test_every_name_of_the_stub_is_there() -> None:
 def test_names_are_known_before_torch_is_imported() -> None:
     code = "import sys, fedveil; assert 'audit' in dir(fedveil); assert not {'torch', 'numpy'} & set(sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_what_a_notebook_shows_of_things_is_one_line() -> None:
+    task = fv.task("digits", model="mlp:hidden=[4]", clients=2, limit=20)
+    settings = fv.Federation(rounds=2, record_rounds=(1,), record_clients=1)
+    run = fv.federate(task, None, settings, backend="stacked")
+    assert re.fullmatch(r"Run\(round 2 of 2, test accuracy \d+\.\d%, stacked, 1 captured updates?\)", repr(run))
+    assert repr(task) == "Task(digits, model=mlp, clients=2, train=20)"
+    guard = fv.Guard(task.model, task.loss, "clip:norm=2")
+    assert repr(guard) == "Guard(Sequential, clip:norm=2)"
+    assert repr(fv.Guard(task.model, task.loss, None)) == "Guard(Sequential, no defense)"

@@ -88,6 +88,8 @@ class Registry:
         """The class behind a name, importing its module if need be."""
         if name not in self._loaded:
             entries = self.entries()
+            if name not in entries and self is datasets and "/" in name:
+                raise FedveilError(f"unknown data set '{name}': pictures of your own are image-folder:path={name}")
             if name not in entries:
                 raise unknown_name(self.kind, name, entries)
             target = entries[name].target

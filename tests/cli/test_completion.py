@@ -24,6 +24,14 @@ sys.exit("completed nothing")
 """
 
 
+def completed(folder: Path, **shell: str) -> str:
+    """What the shell is told."""
+    environment = {**os.environ, **shell}
+    done = subprocess.run([sys.executable, "-c", PROBE], cwd=folder, env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
 @pytest.mark.parametrize(
     "words, expected",
     [
@@ -39,12 +47,8 @@ sys.exit("completed nothing")
 def test_names_are_completed(words: str, expected: str, tmp_path: Path) -> None:
     line = f"fedveil {words}"
     place = len(line.split()) - (not line.endswith(" "))
-    shell = {"_FEDVEIL_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(place)}
-    done = subprocess.run(
-        [sys.executable, "-c", PROBE], cwd=tmp_path, env={**os.environ, **shell}, capture_output=True, text=True
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.split() == expected.split()
+    told = completed(tmp_path, _FEDVEIL_COMPLETE="complete_bash", COMP_WORDS=line, COMP_CWORD=str(place))
+    assert told.split() == expected.split()
 
 
 def test_every_name_can_be_completed_with_a_line_about_it() -> None:
@@ -56,7 +60,6 @@ def test_every_name_can_be_completed_with_a_line_about_it() -> None:
     assert "mnist" in datasets.entries()
 
 
-def test_the_script_for_a_shell_can_be_shown(fedveil, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = fedveil("--show-completion", "bash")
-    assert said.code == 0
-    assert "_FEDVEIL_COMPLETE=complete_bash" in said.out
+def test_the_script_for_a_shell_comes_with_the_command(fedveil, tmp_path: Path) -> None:
+    assert "complete_bash" in completed(tmp_path, _FEDVEIL_COMPLETE="source_bash")
+    assert "--install-completion" in fedveil("--help").out

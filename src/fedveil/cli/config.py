@@ -127,6 +127,7 @@ class Config(BaseModel):
             torch.zeros(1, device=value).item()  # read back: some devices hold no numbers
         except (RuntimeError, AssertionError, NotImplementedError) as error:
             reason = str(error).strip().partition("\n")[0].partition(". ")[0].rstrip(".")
+            reason = "there is no such kind" if reason.startswith("Expected one of") else reason
             raise ValueError(f"device '{value}' cannot be used here ({reason}): use cpu") from None
         return value
 

@@ -21,6 +21,9 @@ KINDS = (*REGISTRIES, "metrics")
 def show_list(kind: str | None, name: str | None, *, as_json: bool) -> None:
     """Print all kinds, one kind, or one thing with its fields. Only the last imports anything heavy."""
     if kind is not None and kind not in KINDS:
+        for each in KINDS:
+            if kind in (entry.name for entry in _entries(each)):
+                raise FedveilError(f"'{kind}' is one of the {each}: fedveil list {each} {kind}")
         raise unknown_name("kind", kind, KINDS)
     if kind is not None and name is not None:
         _show_one(kind, name, as_json=as_json)

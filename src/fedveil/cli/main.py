@@ -7,14 +7,14 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from fedveil.cli import data as data_command
 from fedveil.cli.display import Stopped, debugging, one_line, set_up_logging
 from fedveil.cli.listing import KINDS, kinds_like, names_like, show_list
-from fedveil.cli.options import Given, names_of, with_settings
+from fedveil.cli.options import SETTINGS, Given, names_of, with_settings
 from fedveil.errors import FedveilError, unknown_name
 from fedveil.version import __version__
 
@@ -48,7 +48,7 @@ def run(arguments: Sequence[str]) -> int:
     except FedveilError as error:
         return _fail(str(error), 2)
     except _UsageError as error:
-        return _fail(error.format_message(), 2)  # type: ignore[attr-defined]
+        return _fail(_usage(error), 2)
     except Stopped as error:
         return _fail(str(error), 130)
     except (KeyboardInterrupt, typer.Abort):
@@ -58,6 +58,18 @@ def run(arguments: Sequence[str]) -> int:
             traceback.print_exc()
             return 1
         return _fail(f"{type(error).__name__}: {error} (set FEDVEIL_DEBUG=1 for the traceback)", 1)
+
+
+def _usage(error: Any) -> str:
+    """What is wrong with how a command was typed, and what would be right."""
+    message = str(error.format_message())
+    flag = getattr(error, "option_name", None)
+    command = next((each.command for each in SETTINGS if each.flag == flag and each.command), None)
+    if command:
+        return f"{flag} is an option of `fedveil {command}` alone"
+    if message.startswith("Got unexpected extra argument"):
+        return f"{message.rstrip('.')}: {error.ctx.command_path} takes options (--data digits), see --help"
+    return message
 
 
 def _fail(message: str, code: int) -> int:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from fedveil.errors import FedveilError
 from fedveil.fields import parse_value
 from fedveil.registry import REGISTRIES
 
@@ -42,8 +43,13 @@ class Setting:
         if self.kind == "number":
             return parse_value(given)
         if self.kind == "numbers":
-            return [parse_value(part) for part in given.split(",") if part.strip()]
-        if self.kind == "steps":  # 51:0.001,81:0.0001
+            numbers = [parse_value(part.strip()) for part in given.split(",") if part.strip()]
+            if not all(isinstance(number, int | float) for number in numbers):
+                raise FedveilError(f"{self.flag} must be numbers with commas between them, as in 1,5 (got '{given}')")
+            return numbers
+        if self.kind == "steps":
+            if not all(part.count(":") == 1 for part in given.split(",")):
+                raise FedveilError(f"{self.flag} must be ROUND:RATE, as in 51:0.001,81:0.0001 (got '{given}')")
             return [[parse_value(each.strip()) for each in part.split(":")] for part in given.split(",")]
         return given
 

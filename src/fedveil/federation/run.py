@@ -61,7 +61,7 @@ class Run:
         """Tensors are left out."""
         stopped = ", stopped early" if self.early_stopped else ""
         test = "" if self.utility.test is None else f", test {self.utility.metric} {self.utility.test:.1%}"
-        captured = f", {len(self.captured)} captured updates" if self.captured else ""
+        captured = f", {len(self.captured)} captured update{'s' * (len(self.captured) > 1)}" if self.captured else ""
         return f"Run(round {self.chosen_round} of {len(self.history)}{stopped}{test}, {self.backend}{captured})"
 
 
