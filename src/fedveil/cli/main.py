@@ -65,7 +65,7 @@ def _usage(error: Any) -> str:
     message = str(error.format_message())
     flag = getattr(error, "option_name", None)
     command = next((each.command for each in SETTINGS if each.flag == flag and each.command), None)
-    if command:
+    if command and message.startswith("No such option"):
         return f"{flag} is an option of `fedveil {command}` alone"
     if message.startswith("Got unexpected extra argument"):
         return f"{message.rstrip('.')}: {error.ctx.command_path} takes options (--data digits), see --help"
