@@ -62,7 +62,11 @@ class Display:
                     meter.say(line)
 
         watching = (Started(), ProgressBar(meter), Told())
-        return Watch(observers=watching, plan=meter.plan, stage=self.stage, attack=meter.update)
+        return Watch(observers=watching, plan=meter.plan, stage=self.stage, attack=self._attack)
+
+    def _attack(self, done: int, total: int) -> None:
+        self.release()  # a resumed run may have nothing left to train
+        self._meter.update(done, total)
 
     @contextmanager
     def running(self, go_on: str = "") -> Iterator[None]:
