@@ -156,7 +156,7 @@ def test_in_80_columns_nothing_is_cut_and_json_and_csv_have_everything(
     again = json.loads(fedveil("audit", "--config", "two/config.toml", "--resume", "--json").out)
     assert again["version"] == fv.__version__
     assert (again["data"], again["model"], again["seed"]) == ("digits", "mlp", 3)
-    assert again["task"]["model"] == {"name": "mlp", "hidden": [16], "activation": "relu"}
+    assert again["task"]["model"] == "mlp:hidden=[16]"
     assert again["defense"][0] == {"name": "clip", "norm": 2.0, "order": "l2", "at": "gradient"}
     assert again["defense"][1]["sigma"] == 5e-3
     assert [each["name"] for each in again["attack"]] == ["inverting-gradients", "idlg"]
