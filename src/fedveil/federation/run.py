@@ -26,8 +26,8 @@ from fedveil.federation.history import RoundRecord, Utility
 from fedveil.federation.observers import Observer
 from fedveil.federation.own_models import own_utilities
 from fedveil.federation.perturbation import perturbation
-from fedveil.federation.resumable import check_resumable
 from fedveil.federation.progress import ProgressBar
+from fedveil.federation.resumable import check_resumable
 from fedveil.federation.schedule import sampled_clients
 from fedveil.federation.server import Server
 from fedveil.federation.settings import Federation
