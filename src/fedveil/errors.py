@@ -40,6 +40,7 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> FedveilError:
     "unknown defense 'gradient-dropuot': did you mean 'gradient-dropout'? There are clip, gradient-dropout"
     """
     names = sorted(known)
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    hint = f"did you mean '{near[0]}'? There are" if near else "there are"
+    small = {each.casefold(): each for each in names}
+    near = difflib.get_close_matches(name.casefold(), small, n=1, cutoff=0.5)
+    hint = f"did you mean '{small[near[0]]}'? There are" if near else "there are"
     return FedveilError(f"unknown {kind} '{name}': {hint} {', '.join(names) or 'none'}")

@@ -77,7 +77,7 @@ def problems(error: pydantic.ValidationError, cls: type | None = None) -> str:
         elif item["type"] == "value_error":
             lines.append(str(item["msg"]).removeprefix("Value error, "))
         else:
-            what = re.sub(r"^Input should be", "must be", item["msg"])
+            what = re.sub(r"^Input should be", "must be", item["msg"]).partition(", unable to parse")[0]
             what = re.sub(r"\d{16,}", lambda number: f"{float(number[0]):g}", what)
             got = repr(item["input"])
             lines.append(f"{where} {what} (got {got if len(got) <= 100 else f'{got[:100]}…'})")
@@ -108,6 +108,8 @@ def parse_spec(text: str) -> tuple[str, dict[str, Any]]:
     ('csv', {'path': 'a,b.csv', 'columns': ['age', 'sex']})
     """
     name, _, rest = text.strip().partition(":")
+    if re.search(r"[\s,=]", name.strip()):
+        raise FedveilError(f"cannot read '{text}': a colon stands before the fields, name:field=value,field=value")
     fields: dict[str, Any] = {}
     for part in _split(rest) if rest.strip() else []:
         key, equals, value = part.partition("=")

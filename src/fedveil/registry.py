@@ -88,6 +88,8 @@ class Registry:
         """The class behind a name, importing its module if need be."""
         if name not in self._loaded:
             entries = self.entries()
+            if name not in entries and self is datasets and "/" in name:
+                raise FedveilError(f"unknown data set '{name}': pictures of your own are image-folder:path={name}")
             if name not in entries:
                 raise unknown_name(self.kind, name, entries)
             target = entries[name].target
@@ -130,15 +132,16 @@ class Registry:
         for key in field_names(cls):
             value = getattr(thing, key)
             if plain is None or value != getattr(plain, key):
-                parts.append(f"{key}={_plain(value)}")
+                parts.append(f"{key}={spelled(value)}")
         return f"{thing.name}:{','.join(parts)}" if parts else str(thing.name)
 
 
-def _plain(value: Any) -> str:
+def spelled(value: Any) -> str:
+    """A value as the command line writes it."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list | tuple):
-        return f"[{','.join(_plain(item) for item in value)}]"
+        return f"[{','.join(spelled(item) for item in value)}]"
     if isinstance(value, str):
         # A bare word where it reads as itself, else in quotes. JSON's escapes are TOML's, but for one character.
         bare = re.fullmatch(r"[\w./ +-]+", value) and value == value.strip() == parse_value(value)

@@ -141,6 +141,51 @@ def test_several_attacks_and_a_chain_from_a_file(fedveil: Fedveil, tmp_path: Pat
     assert result["defense"]["name"] == "clip + gaussian-noise"
 
 
+def test_in_80_columns_nothing_is_cut_and_json_and_csv_have_everything(
+    fedveil: Fedveil, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    audit = ("audit", *QUICK, "--attack", "idlg:steps=2", "--defense", "clip:norm=2+gradient-dropout:keep=0.6")
+    said = fedveil(*audit, "--seed", "3", "--out", "two", "--quiet")
+    assert said.code == 0, said.err
+    table = said.out.partition("* the strongest")[0]
+    assert max(map(len, table.splitlines())) <= 80
+    for words in ("inverting-gradients\n", "idlg\n", "identified", "PSNR", "SSIM", "MSE"):
+        assert words in table
+
+    again = json.loads(fedveil("audit", "--config", "two/config.toml", "--resume", "--json").out)
+    assert again["version"] == fv.__version__
+    assert (again["data"], again["model"], again["seed"]) == ("digits", "mlp", 3)
+    assert again["task"]["model"] == "mlp:hidden=[16]"
+    assert again["defense"][0] == {"name": "clip", "norm": 2.0, "order": "l2", "at": "gradient"}
+    assert again["defense"][1]["sigma"] == 5e-3
+    assert [each["name"] for each in again["attack"]] == ["inverting-gradients", "idlg"]
+    assert again["attacked_rounds"] == [1]
+    assert again["thresholds"] == {"exposed_above": 0.5, "smallest_gain": 0.0}
+    assert again["federation"]["rounds"] == 2
+
+    said = fedveil("report", "two", "--csv", "tables/two.csv")
+    assert said.out.splitlines() == ["two/report.html", "tables/two.csv"]
+    lines = (tmp_path / "tables/two.csv").read_text(encoding="utf-8").splitlines()
+    assert len(lines) == 1 + sum(len(row["metrics"]) for row in again["rows"])
+
+
+def test_a_finding_can_fail_a_pipeline(fedveil: Fedveil, tmp_path: Path) -> None:
+    audit = ("audit", *QUICK, "--rounds", "0", "--out", "ci", "--quiet")
+    refused(fedveil(*audit, "--fail-if", "expsed"), "unknown finding 'expsed': did you mean 'exposed'?")
+    assert fedveil(*audit).code == 0
+    status = json.loads((tmp_path / "ci/result.json").read_text(encoding="utf-8"))["verdict"]["status"]
+    word = status.replace(" ", "-")
+    assert word in ("exposed", "partly-exposed", "not-judged"), "choose another audit for this test"
+    others = [name for name in ("exposed", "partly-exposed", "not-judged") if name != word]
+    assert fedveil(*audit, "--resume", "--fail-if", others[0], "--fail-if", others[1]).code == 0
+    said = fedveil(*audit, "--resume", "--json", "--fail-if", f"{others[0]},{word}")
+    assert said.code == 3
+    assert json.loads(said.out)["status"] == status
+    assert said.err == f"fedveil: failed, as --fail-if names '{status}'\n"
+    assert fedveil(*audit, "--overwrite", "--fail-if", word).code == 3
+
+
 class Net(nn.Module):
     """A user's own."""
 
@@ -172,7 +217,7 @@ def test_a_model_and_data_of_the_users_own(tmp_path: Path) -> None:
     assert "my images" in page
     assert outcome.result.verdict.status in page
     assert outcome.leakage["ceiling", "psnr"].count == 3
-    assert re.search(r"defended, adaptive attacker, inverting-gradients", str(outcome.leakage))
+    assert re.search(r"^inverting-gradients\n(.*\n)*  defended, adaptive attacker", str(outcome.leakage), re.MULTILINE)
 
 
 def test_bad_own_data_and_models_are_one_line() -> None:

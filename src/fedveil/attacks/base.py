@@ -9,6 +9,7 @@ from fedveil.attacks.problem import Problem, Reconstruction
 from fedveil.attacks.tracking import Counter, Progress
 from fedveil.clients.engine import Backend
 from fedveil.errors import FedveilError
+from fedveil.progress import reporting
 from fedveil.workers import Workers, tick
 
 
@@ -27,15 +28,23 @@ class Attack:
         problem: Problem,
         *,
         backend: Backend = "auto",
-        progress: Progress | None = None,
+        progress: Progress | bool | None = None,
         workers: Workers | None = None,
     ) -> Reconstruction:
-        """Attack every victim of a problem, shared out among worker processes where there are some."""
+        """Attack every victim of a problem, shared out among worker processes where there are some.
+
+        progress: a function that is told (steps done, in all); True or False shows a bar or none; by default there is
+            one on a terminal and in a notebook.
+        """
+        with reporting(progress, f"attacking with {self.name}") as report:
+            return self._run(problem, backend, report, workers)
+
+    def _run(self, problem: Problem, backend: Backend, report: Progress, workers: Workers | None) -> Reconstruction:
         if workers is None or problem.count == 1 or not workers.worth(lambda: attack_seconds(problem, self.choices())):
-            return match(problem, self.choices(), backend=backend, progress=progress)
+            return match(problem, self.choices(), backend=backend, progress=report)
         size = -(-problem.count // workers.count)
         parts = [problem.rows(slice(start, start + size)) for start in range(0, problem.count, size)]
-        counter = Counter(progress, sum(steps_in_all(part, self.choices()) for part in parts))
+        counter = Counter(report, sum(steps_in_all(part, self.choices()) for part in parts))
         jobs = [(part, self.choices(), backend) for part in parts]
         return Reconstruction.concat(list(workers.map(_work, jobs, counter.add)))
 

@@ -18,9 +18,9 @@ class DLG(Attack):
     """
 
     paper = "Zhu, Liu, Han, Deep Leakage from Gradients, NeurIPS 2019"
-    steps: Count = 300
-    lr: Positive = 1.0
-    restarts: Count = 1
+    steps: Count = 300  # outer steps of L-BFGS, each of 20 inner ones
+    lr: Positive = 1.0  # length of a step of L-BFGS
+    restarts: Count = 1  # tries; the one with the lowest final cost wins
 
     def choices(self) -> Matching:
         """Squared L2, L-BFGS, labels optimized."""

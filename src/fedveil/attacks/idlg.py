@@ -14,9 +14,9 @@ class IDLG(Attack):
     """DLG with the label of a single example read off the last layer's gradient. For batches of one."""
 
     paper = "Zhao, Mopuri, Bilen, iDLG: Improved Deep Leakage from Gradients, 2020"
-    steps: Count = 300
-    lr: Positive = 1.0
-    restarts: Count = 1
+    steps: Count = 300  # outer steps of L-BFGS, each of 20 inner ones
+    lr: Positive = 1.0  # length of a step of L-BFGS
+    restarts: Count = 1  # tries; the one with the lowest final cost wins
 
     def choices(self) -> Matching:
         """Squared L2, L-BFGS, label read off."""

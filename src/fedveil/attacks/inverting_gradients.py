@@ -23,15 +23,15 @@ class InvertingGradients(Attack):
     """
 
     paper = "Geiping, Bauermeister, Dröge, Moeller, Inverting Gradients, NeurIPS 2020"
-    steps: Count = 1600
-    lr: Positive = 0.1
-    total_variation: NonNegative = 1e-5
-    cost: CostName = "cosine"
-    signed: bool = True
-    decay: bool = True
-    restarts: Count = 2
-    alternate: bool = True
-    labels: LabelsFrom = "known"
+    steps: Count = 1600  # steps of Adam
+    lr: Positive = 0.1  # Adam's rate at the start
+    total_variation: NonNegative = 1e-5  # α in the paper: weight of the prior that favors smooth pictures
+    cost: CostName = "cosine"  # how the updates are compared
+    signed: bool = True  # Adam sees the sign of the gradient only
+    decay: bool = True  # the rate falls to a tenth at 3/8, 5/8 and 7/8 of the steps
+    restarts: Count = 2  # tries; the one with the lowest final cost wins
+    alternate: bool = True  # every second try turns `signed` round
+    labels: LabelsFrom = "known"  # told, read off the update (idlg: of a batch of one), or optimized with the pixels
 
     def choices(self) -> Matching:
         """1 − cosine, Adam on the sign of the gradient, TV, box."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 from fedveil.attacks.problem import Reconstruction
+from fedveil.progress import Report as Progress  # steps over all chunks of victims
 
-Progress = Callable[[int, int], None]  # (steps done, steps in all), over all chunks of victims
+__all__ = ["Counter", "Notes", "Progress", "better"]
 
 NOTED = 30  # how often cost and iterates are noted: a multiple of 3, for the marks at 1/3 and 2/3
 

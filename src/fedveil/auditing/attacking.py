@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +16,7 @@ from fedveil.clients.engine import Backend, Loss
 from fedveil.defenses.base import Defense, Facts
 from fedveil.defenses.chain import Chain
 from fedveil.errors import FedveilError
+from fedveil.progress import part_of
 from fedveil.streams import Streams
 from fedveil.tasks.normalization import Normalization
 from fedveil.tree import Tree, per_client
@@ -106,7 +106,15 @@ def run_roles(
 ) -> dict[Role, Reconstruction]:
     """Attack all roles as one stack of victims, so that they share one compiled function."""
     alike = {role: problem for role, problem in problems.items() if not (problem.simulate or problem.before)}
-    run = partial(attack.run, backend=backend, progress=progress, workers=workers)
+    report: Progress = progress or (lambda done, total: None)
+    count, done = sum(problem.count for problem in problems.values()), 0
+
+    def run(problem: Problem) -> Reconstruction:
+        nonlocal done
+        part = part_of(report, done / count, (done + problem.count) / count)
+        done += problem.count
+        return attack.run(problem, backend=backend, progress=part, workers=workers)
+
     outcome = _run_together(run, alike)
     for role, problem in problems.items():  # replaying what the defense did makes another function
         if role not in alike:

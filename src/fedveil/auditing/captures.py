@@ -23,6 +23,7 @@ from fedveil.defenses.chain import Chain
 from fedveil.errors import FedveilError
 from fedveil.federation.capture import Capture, pseudo_gradient
 from fedveil.federation.facts import PublicFacts
+from fedveil.progress import reporting
 from fedveil.registry import models
 from fedveil.streams import Streams
 from fedveil.tasks.from_files import FileModel
@@ -61,13 +62,14 @@ def attack_captures(
     labels: Tensor | None = None,
     seed: int = 0,
     backend: Backend = "auto",
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
     workers: Workers | None = None,
 ) -> dict[Role, Reconstruction]:
     """Reconstruct the batches behind captured updates: naive, adaptive (if a defense is known) and the noise floor.
 
     captures: of one model and one kind of message, with equal batch sizes.
     labels: (captures, examples) where the attacker is told; else the attack must find them.
+    progress: as in `Attack.run`.
     """
     setting = setting or CaptureSetting()
     found = check_captures(captures, setting, labels)
@@ -98,7 +100,8 @@ def attack_captures(
     )
     observed = Tree.stack([pseudo_gradient(capture) for capture in captures])
     problems = problems_by_role(scene, named, defended=observed, undefended=None if named.defenses else observed)
-    return run_roles(attack, problems, backend=backend, progress=progress, workers=workers)
+    with reporting(progress, f"attacking with {attack.name}") as report:
+        return run_roles(attack, problems, backend=backend, progress=report, workers=workers)
 
 
 @dataclass(frozen=True)

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
+import html
+import importlib
+import shutil
+import textwrap
 from pathlib import Path
+from typing import Any
 
 from fedveil.auditing.result import Estimate, Images, Result, Row, save_result
+from fedveil.auditing.table import FIELDS, as_csv, as_html, as_records, as_text
 from fedveil.errors import FedveilError
-from fedveil.files import writable_folder
+from fedveil.files import writable_folder, write_atomically
 from fedveil.leakage.catalog import METRICS
-
-ROLE_TITLES = {
-    "ceiling": "undefended (ceiling)",
-    "naive": "defended, naive attacker",
-    "adaptive": "defended, adaptive attacker",
-    "noise-floor": "floor: noise for the update",
-    "mean-floor": "floor: the mean image",
-    "bound": "perfect inversion (bound)",
-}
 
 
 class LeakageTable:
@@ -58,29 +55,19 @@ class LeakageTable:
         return best
 
     def __str__(self) -> str:
-        shown = [
-            name for name in ("identified", "psnr", "ssim", "mse") if any(name in row.metrics for row in self.rows)
-        ]
-        head = ["", *(METRICS[name].column for name in shown)]
-        lines = [head]
-        for row in self.rows:
-            title = ROLE_TITLES[row.role] + (f", {row.attack}" if row.attack else "")
-            title += f", round {row.round}" if row.round is not None else ""
-            cells = [_cell(row.metrics.get(name), name) for name in shown]
-            lines.append([title + (" *" if row.strongest else ""), *cells])
-        widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
-        return "\n".join(
-            "  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines
-        )
+        return as_text(self.rows, shutil.get_terminal_size().columns)
 
     __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return as_html(self.rows)
 
 
 class Outcome:
     """The finding of an audit.
 
     `leakage` is the table, `verdict` the three sentences, `report(path)` writes the HTML page, `save(folder)` the data
-    behind it (`fedveil report FOLDER` makes the page from that again).
+    behind it (`fedveil report FOLDER` makes the page from that again). `csv(path)` and `frame()` give every number.
     """
 
     def __init__(self, result: Result, images: Images) -> None:
@@ -113,14 +100,29 @@ class Outcome:
         save_result(self.result, self.images, folder)
         return folder
 
+    def csv(self, path: Path | str) -> Path:
+        """Write every number: one line for each attack, role, round and metric, with mean, low, high and count."""
+        path = Path(path)
+        writable_folder(path.parent)
+        write_atomically(path, as_csv(self.result.rows).encode())
+        return path
+
+    def frame(self) -> Any:
+        """The lines of `csv` as a pandas DataFrame."""
+        try:
+            pandas = importlib.import_module("pandas")
+        except ImportError:
+            raise FedveilError("frame() needs pandas: pip install pandas (csv(path) does without)") from None
+        return pandas.DataFrame(as_records(self.result.rows), columns=list(FIELDS))
+
     def __repr__(self) -> str:
-        return f"{self.verdict}\n\n{self.leakage}"
+        """The status, the finding in a sentence and the first columns: 80 letters wide."""
+        table = as_text(self.result.rows, 80, blocks=1)
+        return f"{textwrap.fill(self._finding(), 80)}\n\n{table}"
 
+    def _repr_html_(self) -> str:
+        status, _, rest = self._finding().partition(":")
+        return f"<p><b>{html.escape(status)}</b>:{html.escape(rest)}</p>{as_html(self.result.rows)}"
 
-def _cell(estimate: Estimate | None, name: str) -> str:
-    if estimate is None:
-        return "–"
-    metric = METRICS[name]
-    factor = 100 if metric.share else 1
-    low, high = (f"{factor * value:.{metric.digits}f}" for value in (estimate.low, estimate.high))
-    return f"{metric.format(estimate.mean)} [{low}, {high}]"
+    def _finding(self) -> str:
+        return f"{self.result.verdict.status}: {self.result.verdict.sentences[0]}"

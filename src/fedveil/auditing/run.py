@@ -5,16 +5,15 @@ from __future__ import annotations
 import datetime
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from fedveil.attacks.base import Attack
 from fedveil.attacks.problem import Reconstruction
-from fedveil.attacks.tracking import Progress
 from fedveil.auditing.asked import Asked, read_attacks, read_defense
 from fedveil.auditing.attacking import problems_by_role, run_roles
 from fedveil.auditing.check import check
@@ -27,31 +26,25 @@ from fedveil.auditing.provenance import provenance
 from fedveil.auditing.result import AttackRun, Images, Result, Role, Row
 from fedveil.auditing.scoring import Truths, rows_by_round, score_attack, score_given
 from fedveil.auditing.settings import Audit
+from fedveil.auditing.stages import both, round_of, stages_of, training_stages
 from fedveil.auditing.verdict import judge, strongest
 from fedveil.auditing.words import assumptions, defense_card, not_given, not_tried, protocol_words
 from fedveil.clients.engine import Backend
 from fedveil.defenses.base import Defense
 from fedveil.defenses.chain import Chain
-from fedveil.federation.observers import Observer
+from fedveil.federation.observers import Watch
 from fedveil.federation.perturbation import perturbation
+from fedveil.federation.progress import watch_with
 from fedveil.federation.rehearsal import dry_step
 from fedveil.federation.run import Run, engine_for, federate
 from fedveil.federation.settings import Federation
 from fedveil.federation.steps import Plan
 from fedveil.ledger.exposure import exposures
 from fedveil.ledger.statement import statement
+from fedveil.progress import Meter, style_for
 from fedveil.registry import attacks as attack_registry
 from fedveil.tasks.task import Task, holdings
 from fedveil.workers import Workers, opened
-
-
-@dataclass(frozen=True)
-class Watch:
-    """Who is told how far an audit has come. All optional."""
-
-    observers: tuple[Observer, ...] = ()  # of the training runs
-    stage: Any = None  # called with a line that names the stage which starts
-    attack: Progress | None = None
 
 
 def audit(
@@ -70,6 +63,7 @@ def audit(
     watch: Watch | None = None,
     command: str = "",
     workers: int | Workers = 1,
+    progress: bool | None = None,
 ) -> Outcome:
     """Train a task under a defense, attack what clients share, and judge what leaked and what it cost.
 
@@ -78,6 +72,7 @@ def audit(
     settings: which updates are attacked and how they are judged.
     folder: where the training runs keep their checkpoints, so that a stopped audit can go on with `resume=True`.
     workers: so many processes, or those of a pool, train FedAvg's clients and attack.
+    progress: show stages and the time left; by default on a terminal and in a notebook only, and not beside a `watch`.
     """
     asked = Asked(
         task=task,
@@ -92,8 +87,11 @@ def audit(
         folder=None if folder is None else Path(folder),
         resume=resume,
     )
-    with opened(workers) as pool:
-        return _audit(asked, watch or Watch(), command or "fedveil.audit(...) with the configuration below", pool)
+    with ExitStack() as stack:
+        pool = stack.enter_context(opened(workers))
+        if watch is None or progress:
+            watch = both(watch, watch_with(stack.enter_context(Meter(style_for(progress)))))
+        return _audit(asked, watch, command or "fedveil.audit(...) with the configuration below", pool)
 
 
 def _audit(asked: Asked, watch: Watch, command: str, workers: Workers) -> Outcome:
@@ -101,6 +99,8 @@ def _audit(asked: Asked, watch: Watch, command: str, workers: Workers) -> Outcom
     normalization = check(asked)
     task, federation, config = asked.task, asked.federation, asked.config()
     tell: Callable[[str], None] = watch.stage or (lambda line: None)
+    if watch.plan:
+        watch.plan(stages_of(asked))
     engine = engine_for(task, federation, backend=asked.backend, device=asked.device)
     dry_step(Plan(task, asked.chain, federation, asked.seed, engine, torch.device(asked.device)))
     classifier, distance, judges = compared_by(task, asked.settings)
@@ -124,7 +124,9 @@ def _audit(asked: Asked, watch: Watch, command: str, workers: Workers) -> Outcom
     rows = [row.model_copy(update={"strongest": row is lead}) for row in rows]
     cost = measure_cost(undefended, defended)
     moved = perturbation([(true.originals.flatten(0, 1), true.seen.flatten(0, 1))], normalization)
-    promised = statement(asked.chain, exposures(task, federation, rounds=None if asked.train else len(settings.rounds)))
+    trained = len(defended.history) if defended else None
+    alone = None if asked.train else len(settings.rounds)
+    promised = statement(asked.chain, exposures(task, federation, rounds=alone, trained=trained))
     among = true.distractors.shape[1] + 1
     verdict = judge(
         rows,
@@ -184,16 +186,18 @@ def _trained(
             backend=asked.backend,
             device=asked.device,
             observers=watch.observers,
+            progress=False,
             folder=asked.inside(name),
             resume=asked.resume,
             workers=workers if recorded.protocol == "fedavg" else 1,
         )
 
-    tell("training without a defense" if asked.chain.defenses else "training")
+    bare, *defended = training_stages(asked)
+    tell(bare.line)
     undefended = run(None, "undefended")
-    if not asked.chain.defenses:
+    if not defended:
         return undefended, None
-    tell(f"training under {asked.chain}")
+    tell(defended[0].line)
     return undefended, run(asked.chain, "defended")
 
 
@@ -212,7 +216,7 @@ def _attacked(
     for attack in asked.attacks:
         tell(f"attacking with {attack.name}")
         parts = []
-        for each in observed:
+        for place, each in enumerate(observed):
             problems = problems_by_role(
                 scene(asked, each, true.normalization, attack),
                 asked.chain_at(each.round),
@@ -220,7 +224,8 @@ def _attacked(
                 undefended=each.probe.undefended,
                 attackers=asked.settings.attackers,
             )
-            run = partial(run_roles, attack, problems, backend=asked.backend, progress=watch.attack, workers=workers)
+            report = round_of(watch.attack, place, len(observed))
+            run = partial(run_roles, attack, problems, backend=asked.backend, progress=report, workers=workers)
             path = asked.inside("attacks", f"{attack.name}-round-{each.round}.safetensors")
             parts.append(kept(path, partial(content_key, attack, problems, asked.backend), asked.resume, run))
         found: dict[Role, Reconstruction] = {r: Reconstruction.concat([p[r] for p in parts]) for r in parts[0]}

@@ -116,7 +116,7 @@ def run_attack(given: AttackOptions) -> None:
             labels=labels if attack.choices().labels == "known" else None,
             seed=given.seed,
             backend=given.backend,
-            progress=display.attack,
+            progress=display.watch().attack,
             workers=pool,
         )
         rows, arranged = _scored(attack, found, originals, others, pixel_map(captures[0], setting))

@@ -34,7 +34,8 @@ from fedveil.workers import Workers
 
 DEEPEST = 20  # levels of tables and lists inside each other
 # Where and how a run is shown is no part of what it is: these are not written down with it.
-NOT_KEPT = ("out", "overwrite", "json", "quiet")
+NOT_KEPT = ("out", "overwrite", "json", "quiet", "fail_if")
+FINDINGS = ("exposed", "partly-exposed", "not-judged")  # the status of an audit that --fail-if can name
 
 
 class TaskSection(BaseModel):
@@ -79,6 +80,7 @@ class Config(BaseModel):
     overwrite: bool = False
     as_json: bool = Field(default=False, alias="json")
     quiet: bool = False
+    fail_if: tuple[str, ...] = ()
     task: TaskSection = TaskSection()
     federation: Federation = Federation()
     audit: Audit = Audit()
@@ -112,6 +114,16 @@ class Config(BaseModel):
             raise ValueError(str(error)) from None
         return str(value)
 
+    @field_validator("fail_if", mode="before")
+    @classmethod
+    def _findings(cls, value: Any) -> Any:
+        listed = value if isinstance(value, list | tuple) else [value]
+        names = [name.strip() for each in listed for name in str(each).split(",")]
+        for name in names:
+            if name not in FINDINGS:
+                raise ValueError(str(unknown_name("finding", name, FINDINGS)))
+        return tuple(names)
+
     @field_validator("device")
     @classmethod
     def _device(cls, value: str) -> str:
@@ -119,6 +131,7 @@ class Config(BaseModel):
             torch.zeros(1, device=value).item()  # read back: some devices hold no numbers
         except (RuntimeError, AssertionError, NotImplementedError) as error:
             reason = str(error).strip().partition("\n")[0].partition(". ")[0].rstrip(".")
+            reason = "there is no such kind" if reason.startswith("Expected one of") else reason
             raise ValueError(f"device '{value}' cannot be used here ({reason}): use cpu") from None
         return value
 

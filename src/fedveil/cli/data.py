@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedveil.cli.options import option, read_values
+from fedveil.cli.options import names_of, option, read_values
 from fedveil.errors import FedveilError, unknown_name
 from fedveil.registry import datasets
 from fedveil.tasks.sources import SOURCES, Located, data_root, locate
@@ -31,7 +31,10 @@ Root = Annotated[
         show_default="FEDVEIL_DATA or ~/.cache/fedveil",
     ),
 ]
-Names = Annotated[list[str], typer.Argument(metavar="NAME...", help="Data sets: see `fedveil data list`.")]
+SETS = names_of("datasets")
+Names = Annotated[
+    list[str], typer.Argument(metavar="NAME...", help="Data sets: see `fedveil data list`.", autocompletion=SETS)
+]
 
 
 @app.command("list")
@@ -72,7 +75,8 @@ def _fetch(
 @app.command("check")
 def _check(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME]...", help="Data sets; else all that are there.")
+        list[str] | None,
+        typer.Argument(metavar="[NAME]...", help="Data sets; else all that are there.", autocompletion=SETS),
     ] = None,
     root: Root = None,
 ) -> None:
@@ -94,7 +98,12 @@ def _check(
 
 @app.command("show")
 def _show(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Data set: see `fedveil data list`; or file.py:dataset.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME", help="Data set: see `fedveil data list`; or file.py:dataset.", autocompletion=SETS
+        ),
+    ],
     clients: Annotated[str | None, option("task.clients")] = None,
     partition: Annotated[str | None, option("task.partition")] = None,
     split: Annotated[str | None, option("task.split")] = None,

@@ -10,13 +10,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-
 from fedveil.errors import printable
+from fedveil.progress import Meter, style_for
 
 if TYPE_CHECKING:
-    from fedveil.federation.observers import Observer
+    from fedveil.federation.observers import Watch
     from fedveil.federation.run import Run
 
 
@@ -32,31 +30,28 @@ class Display:
 
     def __init__(self, *, quiet: bool = False, resumes: bool = False) -> None:
         self._held: list[str] | None = [] if resumes else None
-        self.console = Console(stderr=True, quiet=quiet, highlight=False)
-        self._bar: Progress | None = None
-        self._id: TaskID | None = None
+        self._meter = Meter("none" if quiet else style_for(True))
 
     def stage(self, line: str) -> None:
         """Name the stage that starts."""
-        self._close()
         if self._held is not None and not self._held:
             self._held.append(line)
             return
         self.release()
-        self.console.print(f"{line} …", soft_wrap=True, markup=False)
+        self._meter.stage(line)
 
     def release(self) -> None:
         """Show the line that was held back."""
         held, self._held = self._held or [], None
         for line in held:
-            self.console.print(f"{line} …", soft_wrap=True, markup=False)
+            self._meter.stage(line)
 
-    def observers(self) -> tuple[Observer, ...]:
-        """Who watches the training."""
-        from fedveil.federation.observers import Observer
+    def watch(self) -> Watch:
+        """Who watches a run."""
+        from fedveil.federation.observers import Observer, Watch
         from fedveil.federation.progress import ProgressBar
 
-        release, console = self.release, self.console
+        release, meter = self.release, self._meter
 
         class Started(Observer):
             def on_start(self, *told: object) -> None:
@@ -65,29 +60,14 @@ class Display:
         class Told(Observer):
             def on_finish(self, run: Run) -> None:
                 for line in beside_the_model(run):
-                    console.print(line, soft_wrap=True, markup=False)
+                    meter.say(line)
 
-        return () if self.console.quiet else (Started(), ProgressBar(console=self.console), Told())
+        watching = (Started(), ProgressBar(meter), Told())
+        return Watch(observers=watching, plan=meter.plan, stage=self.stage, attack=self._attack)
 
-    def attack(self, done: int, total: int) -> None:
-        """Steps of an attack, as the engine counts them."""
-        if not self.console.is_terminal or self.console.quiet:
-            return
-        if self._bar is None or done == 1:
-            self._close()
-            columns = (TextColumn("attacking"), BarColumn(), TextColumn("{task.percentage:.0f} %"))
-            self._bar = Progress(*columns, TimeRemainingColumn(), console=self.console, transient=True)
-            self._id = self._bar.add_task("attacking", total=total)
-            self._bar.start()
-        assert self._id is not None
-        self._bar.update(self._id, completed=done)
-        if done == total:
-            self._close()
-
-    def _close(self) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
+    def _attack(self, done: int, total: int) -> None:
+        self.release()  # a resumed run may have nothing left to train
+        self._meter.update(done, total)
 
     @contextmanager
     def running(self, go_on: str = "") -> Iterator[None]:
@@ -97,7 +77,7 @@ class Display:
         except KeyboardInterrupt:
             raise Stopped(f"stopped; go on with: {go_on}" if go_on else "stopped") from None
         finally:
-            self._close()
+            self._meter.close()
 
 
 def beside_the_model(run: Run) -> Iterator[str]:

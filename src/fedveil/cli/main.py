@@ -2,36 +2,29 @@
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
 import sys
-import textwrap
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from fedveil.cli import data as data_command
 from fedveil.cli.display import Stopped, debugging, one_line, set_up_logging
-from fedveil.cli.options import Given, with_settings
+from fedveil.cli.listing import KINDS, kinds_like, names_like, show_list
+from fedveil.cli.options import SETTINGS, Given, names_of, with_settings
 from fedveil.errors import FedveilError, unknown_name
-from fedveil.leakage.catalog import METRICS
 from fedveil.memory import keep_freed_memory
-from fedveil.registry import REGISTRIES, Entry
 from fedveil.version import __version__
 
 # Newer versions of Typer carry a Click of their own; its errors are found through one that Typer shows.
 _UsageError: type[Exception] = next(cls for cls in typer.BadParameter.__mro__ if cls.__name__ == "ClickException")
 
-KINDS = (*REGISTRIES, "metrics")  # of things that `fedveil list` shows
-
 app = typer.Typer(
     name="fedveil",
     help="Train under a defense, attack what was shared, show what leaked and what it cost.",
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -49,14 +42,15 @@ def main() -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command; returns the exit code: 0, 2 for wrong input, 130 for Ctrl-C, 1 for anything else."""
+    """Run one command; returns the exit code: 0, 2 for wrong input, 3 for a finding that
+    --fail-if names, 130 for Ctrl-C, 1 for anything else."""
     try:
         done = app(list(arguments) or ["--help"], standalone_mode=False, prog_name="fedveil")
         return done if isinstance(done, int) else 0
     except FedveilError as error:
         return _fail(str(error), 2)
     except _UsageError as error:
-        return _fail(error.format_message(), 2)  # type: ignore[attr-defined]
+        return _fail(_usage(error), 2)
     except Stopped as error:
         return _fail(str(error), 130)
     except (KeyboardInterrupt, typer.Abort):
@@ -66,6 +60,18 @@ def run(arguments: Sequence[str]) -> int:
             traceback.print_exc()
             return 1
         return _fail(f"{type(error).__name__}: {error} (set FEDVEIL_DEBUG=1 for the traceback)", 1)
+
+
+def _usage(error: Any) -> str:
+    """What is wrong with how a command was typed, and what would be right."""
+    message = str(error.format_message())
+    flag = getattr(error, "option_name", None)
+    command = next((each.command for each in SETTINGS if each.flag == flag and each.command), None)
+    if command and message.startswith("No such option"):
+        return f"{flag} is an option of `fedveil {command}` alone"
+    if message.startswith("Got unexpected extra argument"):
+        return f"{message.rstrip('.')}: {error.ctx.command_path} takes options (--data digits), see --help"
+    return message
 
 
 def _fail(message: str, code: int) -> int:
@@ -90,11 +96,11 @@ def _root(
 
 @app.command("audit")
 @with_settings("audit")
-def _audit(given: Given) -> None:
+def _audit(given: Given) -> int:
     """Train under a defense and without, attack what clients share, and report what leaked and what it cost."""
     from fedveil.cli.runs import run_audit
 
-    run_audit(given)
+    return run_audit(given)
 
 
 @app.command("train")
@@ -126,7 +132,12 @@ def _defaults_from(context: typer.Context, path: Path | None) -> Path | None:
 def _attack(
     captures: Annotated[list[Path], typer.Argument(metavar="CAPTURE...", help="Captured updates, or folders of them.")],
     attack: Annotated[
-        str, typer.Option(metavar="SPEC", help="name:field=value,... See `fedveil list attacks`.")
+        str,
+        typer.Option(
+            metavar="SPEC",
+            help="name:field=value,... See `fedveil list attacks`.",
+            autocompletion=names_of("attacks"),
+        ),
     ] = "inverting-gradients",
     truth: Annotated[
         list[Path] | None, typer.Option(metavar="FILE", help="What was behind each capture, in their order; to score.")
@@ -134,17 +145,30 @@ def _attack(
     truths: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Folder of truths with the captures' file names.")
     ] = None,
-    model: Annotated[str | None, typer.Option(metavar="SPEC", help="Model, if the capture does not name it.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="SPEC", help="Model, if the capture does not name it.", autocompletion=names_of("models")),
+    ] = None,
     shape: Annotated[str | None, typer.Option(metavar="C,H,W", help="Shape of an input, likewise.")] = None,
     classes: Annotated[int | None, typer.Option(metavar="NUMBER", help="Number of classes, likewise.", min=1)] = None,
     defense: Annotated[
-        str | None, typer.Option(metavar="SPEC", help="What the adaptive attacker takes the defense to be.")
+        str | None,
+        typer.Option(
+            metavar="SPEC",
+            help="What the adaptive attacker takes the defense to be.",
+            autocompletion=names_of("defenses"),
+        ),
     ] = None,
     labels: Annotated[
         str | None, typer.Option(metavar="FROM", help="known (from the truths), recovered, idlg or optimized.")
     ] = None,
     data: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Data set whose test images are told apart from the truths.")
+        str | None,
+        typer.Option(
+            metavar="TEXT",
+            help="Data set whose test images are told apart from the truths.",
+            autocompletion=names_of("datasets"),
+        ),
     ] = None,
     data_root: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Folder of the data files.")] = None,
     out: Annotated[
@@ -195,59 +219,31 @@ def _report(
         Path | None,
         typer.Option("--path", metavar="FILE", help="Where to write it.", show_default="FOLDER/report.html"),
     ] = None,
+    table: Annotated[
+        Path | None, typer.Option("--csv", metavar="FILE", help="Write every number there as CSV, too.")
+    ] = None,
 ) -> None:
     """Write the report of a finished audit again."""
     from fedveil.auditing.outcome import Outcome
     from fedveil.auditing.result import load_result
 
-    print(Outcome(*load_result(folder)).report(path or folder / "report.html"))
+    outcome = Outcome(*load_result(folder))
+    print(outcome.report(path or folder / "report.html"))
+    if table is not None:
+        print(outcome.csv(table))
 
 
 @app.command("list")
 def _list(
-    kind: Annotated[str | None, typer.Argument(metavar="KIND", help=f"One of {', '.join(KINDS)}.")] = None,
+    kind: Annotated[
+        str | None,
+        typer.Argument(metavar="KIND", help=f"One of {', '.join(KINDS)}.", autocompletion=kinds_like),
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="NAME", help="One of these, with all its fields.", autocompletion=names_like),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
     """Show what can be chosen by name, and the metrics of every audit."""
-    if kind is not None and kind not in KINDS:
-        raise unknown_name("kind", kind, KINDS)
-    found = {name: _entries(name) for name in ([kind] if kind else KINDS)}
-    if as_json:
-        plain = {name: [_plain(entry) for entry in entries] for name, entries in found.items()}
-        print(json.dumps(plain[kind] if kind else plain, indent=1, ensure_ascii=False))
-        return
-    width = shutil.get_terminal_size().columns
-    for name, entries in found.items():
-        if kind is None:
-            print(f"{name}:")
-        for entry in entries:
-            print("\n".join(_shown(entry, max(len(each.name) for each in entries), width)))
-
-
-def _entries(kind: str) -> list[Entry]:
-    if kind == "metrics":
-        return [Entry(each.name, "", f"{each.words} Private: {each.private} values.") for each in METRICS.values()]
-    return list(REGISTRIES[kind].entries().values())
-
-
-def _facts(entry: Entry) -> dict[str, str]:
-    """Place, guarantee and paper, as far as they are known without importing the class."""
-    facts = {"place": "place", "promises": "guarantee", "paper": "paper"}
-    return {fact: str(entry.constants[key]) for key, fact in facts.items() if entry.constants.get(key)}
-
-
-def _plain(entry: Entry) -> dict[str, str]:
-    return {"name": entry.name, "summary": entry.summary, **_facts(entry)}
-
-
-def _shown(entry: Entry, indent: int, width: int) -> list[str]:
-    """What it does beside its name; below, where a defense acts and what it promises, and the paper."""
-    facts = _facts(entry)
-    place, guarantee, paper = (facts.get(key, "") for key in ("place", "guarantee", "paper"))
-    acts = f"Acts at: {place}. " if place else ""
-    below = [f"{acts}Guarantee: {guarantee}." if guarantee else acts, f"Paper: {paper}" if paper else ""]
-    room = max(30, width - indent - 5)
-    lines = [line for text in (entry.summary, *below) for line in textwrap.wrap(text, room, break_on_hyphens=False)]
-    first, *others = lines or [""]
-    gap = [""] if any(below) else []  # a block of several lines stands apart
-    return [f"  {entry.name.ljust(indent)}  {first}", *(" " * (indent + 4) + line for line in others), *gap]
+    show_list(kind, name, as_json=as_json)

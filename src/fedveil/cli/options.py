@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,9 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from fedveil.errors import FedveilError
 from fedveil.fields import parse_value
+from fedveil.registry import REGISTRIES
 
 Command = Literal["audit", "train"]
 Kind = Literal["text", "number", "numbers", "steps", "specs", "switch"]
@@ -40,8 +43,13 @@ class Setting:
         if self.kind == "number":
             return parse_value(given)
         if self.kind == "numbers":
-            return [parse_value(part) for part in given.split(",") if part.strip()]
-        if self.kind == "steps":  # 51:0.001,81:0.0001
+            numbers = [parse_value(part.strip()) for part in given.split(",") if part.strip()]
+            if not all(isinstance(number, int | float) for number in numbers):
+                raise FedveilError(f"{self.flag} must be numbers with commas between them, as in 1,5 (got '{given}')")
+            return numbers
+        if self.kind == "steps":
+            if not all(part.count(":") == 1 for part in given.split(",")):
+                raise FedveilError(f"{self.flag} must be ROUND:RATE, as in 51:0.001,81:0.0001 (got '{given}')")
             return [[parse_value(each.strip()) for each in part.split(":")] for part in given.split(",")]
         return given
 
@@ -226,6 +234,14 @@ SETTINGS = (
     Setting("overwrite", "--overwrite", "switch", "Replace an earlier run in the output folder.", RUN),
     Setting("json", "--json", "switch", "Print a summary as JSON, and nothing else, on standard output.", RUN),
     Setting("quiet", "--quiet", "switch", "Do not show progress.", RUN),
+    Setting(
+        "fail_if",
+        "--fail-if",
+        "specs",
+        "Exit with 3 at this finding: exposed, partly-exposed, not-judged. Repeat for several.",
+        RUN,
+        command="audit",
+    ),
 )
 _BY_KEY = {setting.key: setting for setting in SETTINGS}
 _METAVARS = {"text": "TEXT", "number": "NUMBER", "numbers": "N,N", "steps": "ROUND:RATE", "specs": "SPEC"}
@@ -240,13 +256,13 @@ class Given:
     resume: bool
 
 
-def with_settings(command: Command) -> Callable[[Callable[[Given], None]], Callable[..., None]]:
+def with_settings(command: Command) -> Callable[[Callable[[Given], int | None]], Callable[..., int | None]]:
     """Give a command that takes a `Given` the options of the table."""
     chosen = [setting for setting in SETTINGS if setting.command in (None, command)]
 
-    def decorate(function: Callable[[Given], None]) -> Callable[..., None]:
-        def typed(*, config: Path | None = None, resume: bool = False, **options: Any) -> None:
-            function(Given(read_values({s.key: options[s.name] for s in chosen}), config, resume))
+    def decorate(function: Callable[[Given], int | None]) -> Callable[..., int | None]:
+        def typed(*, config: Path | None = None, resume: bool = False, **options: Any) -> int | None:
+            return function(Given(read_values({s.key: options[s.name] for s in chosen}), config, resume))
 
         file = typer.Option("--config", metavar="FILE", help="TOML file; options win over it.", rich_help_panel=RUN)
         again = typer.Option("--resume", help="Go on with a stopped run.", rich_help_panel=RUN, show_default=False)
@@ -261,6 +277,25 @@ def with_settings(command: Command) -> Callable[[Callable[[Given], None]], Calla
     return decorate
 
 
+_NAMED = {"task.data": "datasets", "task.model": "models", "defense": "defenses", "attack": "attacks"}
+
+
+def names_of(kind: str) -> Callable[[str], list[tuple[str, str]]]:
+    """For the shell's completion: the names of a kind that a word may become, with what they are. Needs no torch."""
+
+    def complete(incomplete: str) -> list[tuple[str, str]]:
+        chain, plus, last = incomplete.rpartition("+")  # of defenses only the last one is open
+        entries = REGISTRIES[kind].entries().values()
+        return [(f"{chain}{plus}{each.name}", _short(each.summary)) for each in entries if each.name.startswith(last)]
+
+    return complete
+
+
+def _short(summary: str) -> str:
+    """One line beside a name: some shells would break a longer one."""
+    return textwrap.shorten(summary, 60, placeholder=" …")
+
+
 def option(key: str) -> Any:
     """The option of a key of the table, for the signature of a command."""
     setting = _BY_KEY[key]
@@ -270,6 +305,7 @@ def option(key: str) -> Any:
         show_default=setting.default or False,
         metavar=_METAVARS.get(setting.kind),
         rich_help_panel=setting.panel,
+        autocompletion=names_of(_NAMED[key]) if key in _NAMED else None,
     )
 
 

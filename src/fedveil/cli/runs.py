@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
 import shlex
+import sys
 from typing import Any
 
 import safetensors.torch
@@ -12,7 +15,7 @@ from fedveil.auditing.asked import Asked
 from fedveil.auditing.check import check as check_audit
 from fedveil.auditing.outcome import Outcome
 from fedveil.auditing.result import load_result
-from fedveil.auditing.run import Watch, audit
+from fedveil.auditing.run import audit
 from fedveil.cli.config import Config
 from fedveil.cli.display import Display
 from fedveil.cli.folder import CONFIG, Claim, claim
@@ -20,16 +23,19 @@ from fedveil.cli.options import Given
 from fedveil.federation.run import Run, engine_for, federate
 from fedveil.federation.steps import Plan
 from fedveil.files import write_atomically
+from fedveil.ledger.exposure import exposures
+from fedveil.ledger.statement import Statement, statement
 from fedveil.tasks.task import Task
 
+FAILED = 3  # the exit code of a finding that --fail-if names
 
-def run_audit(given: Given) -> None:
+
+def run_audit(given: Given) -> int:
     """Everything that can be wrong is found before the folder is touched and before long work starts."""
     config = Config.read("audit", given)
     place = claim(config, given.config, resume=given.resume)
     if place.finished:
-        _show_audit(Outcome(*load_result(place.path)), place, config)
-        return
+        return _show_audit(Outcome(*load_result(place.path)), place, config)
     task = config.build_task()
     check_audit(Asked(task, config.chain, tuple(config.attack), config.federation, config.audit, train=config.trains))
     _check_training(config, task)
@@ -49,20 +55,35 @@ def run_audit(given: Given) -> None:
             folder=place.path,
             resume=place.resumes,
             train=config.trains,
-            watch=Watch(observers=display.observers(), stage=display.stage, attack=display.attack),
+            watch=display.watch(),
+            progress=False,
             command=command,
             workers=pool,
         )
         outcome.save(place.path)
-        _show_audit(outcome, place, config)
+        return _show_audit(outcome, place, config)
 
 
-def _show_audit(outcome: Outcome, place: Claim, config: Config) -> None:
-    """Write the report, print the findings."""
+def _show_audit(outcome: Outcome, place: Claim, config: Config) -> int:
+    """Write the report, print the findings; returns the exit code."""
     report = outcome.report(place.path / "report.html")
     result = outcome.result
     if config.as_json:
+        used = result.provenance.config
+        settings = used.get("audit", {})
         summary = {
+            "version": result.provenance.versions.get("fedveil"),
+            "data": result.data,
+            "model": result.model,
+            "task": used.get("task", {}),
+            "protocol": result.protocol,
+            "seed": result.provenance.seed,
+            "defense": used.get("defense", []),
+            "attack": used.get("attack", []),
+            "federation": used.get("federation", {}),
+            "attacked_rounds": settings.get("rounds"),
+            "thresholds": {name: settings.get(name) for name in ("exposed_above", "smallest_gain")},
+            "guarantee": result.defense.guarantee,
             "status": result.verdict.status,
             "sentences": result.verdict.sentences,
             "why": result.verdict.why,
@@ -74,11 +95,15 @@ def _show_audit(outcome: Outcome, place: Claim, config: Config) -> None:
             "report": str(report),
         }
         print(json.dumps(summary, indent=1, ensure_ascii=False))
-        return
-    print(outcome.leakage)
-    print("* the strongest attacker\n")
-    print("\n".join(result.verdict.sentences))
-    print(f"\nThe report is {report}\nResult: {result.verdict.status}. {result.verdict.why}")
+    else:
+        print(outcome.leakage)
+        print("* the strongest attacker\n")
+        print("\n".join(result.verdict.sentences))
+        print(f"\nThe report is {report}\nResult: {result.verdict.status}. {result.verdict.why}")
+    if result.verdict.status.replace(" ", "-") not in config.fail_if:
+        return 0
+    print(f"fedveil: failed, as --fail-if names '{result.verdict.status}'", file=sys.stderr)
+    return FAILED
 
 
 def run_train(given: Given) -> None:
@@ -98,13 +123,15 @@ def run_train(given: Given) -> None:
             seed=config.seed,
             backend=config.backend,
             device=config.device,
-            observers=display.observers(),
+            observers=display.watch().observers,
+            progress=False,
             folder=place.path,
             resume=place.resumes,
             workers=pool,
         )
-        _save_run(run, task, place)
-    _show_run(run, place, config)
+        promised = statement(config.chain, exposures(task, config.federation, trained=len(run.history)))
+        _save_run(run, task, place, promised)
+    _show_run(run, place, config, promised)
 
 
 def _check_training(config: Config, task: Task) -> None:
@@ -113,7 +140,7 @@ def _check_training(config: Config, task: Task) -> None:
     Plan(task, config.chain, config.federation, config.seed, engine).check()
 
 
-def _save_run(run: Run, task: Task, place: Claim) -> None:
+def _save_run(run: Run, task: Task, place: Claim, promised: Statement) -> None:
     """The model as a state dict, and the history, which says that the run is finished."""
     state = {**task.model.state_dict(), **run.params, **run.buffers}
     apart = {name: tensor.detach().cpu().clone() for name, tensor in state.items()}
@@ -121,12 +148,12 @@ def _save_run(run: Run, task: Task, place: Claim) -> None:
     history = {
         "untrained": run.untrained.model_dump(),
         "history": [record.model_dump() for record in run.history],
-        **_summary(run),
+        **_summary(run, promised),
     }
     write_atomically(place.path / "history.json", json.dumps(history, indent=1).encode())
 
 
-def _summary(run: Run) -> dict[str, Any]:
+def _summary(run: Run, promised: Statement) -> dict[str, Any]:
     return {
         "rounds": len(run.history),
         "chosen_round": run.chosen_round,
@@ -135,17 +162,24 @@ def _summary(run: Run) -> dict[str, Any]:
         "train_loss": run.history[-1].train_loss,
         "backend": run.backend,
         "captures": len(run.captured),
+        "guarantee": {name: _finite(value) for name, value in dataclasses.asdict(promised).items()},
     }
 
 
-def _show_run(run: Run, place: Claim, config: Config) -> None:
+def _finite(value: Any) -> Any:
+    """JSON has no infinity; the sentence says it."""
+    return None if isinstance(value, float) and math.isinf(value) else value
+
+
+def _show_run(run: Run, place: Claim, config: Config, promised: Statement) -> None:
     if config.as_json:
         model = str(place.path / "model.safetensors")
-        print(json.dumps({**_summary(run), "out": str(place.path), "model": model}, indent=1))
+        print(json.dumps({**_summary(run, promised), "out": str(place.path), "model": model}, indent=1))
         return
     stopped = ", stopped early" if run.early_stopped else ""
     accuracy = "" if run.utility.test is None else f": test {run.utility.metric} {run.utility.test:.1%}"
     print(f"Round {run.chosen_round} of {len(run.history)}{stopped}{accuracy}")
+    print(promised.sentence)
     if run.captured:
         print(
             f"Captured updates: {len(run.captured)} in {place.path / 'captures'}, the truth in {place.path / 'truths'}"

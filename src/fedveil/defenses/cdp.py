@@ -43,8 +43,8 @@ class CDP(Defense):
         "Who listens in on a client's upload sees it as it is, too.",
         "With few clients the noise on the mean is large.",
     )
-    noise_multiplier: Positive = 1.0  # σ
-    clip: Positive = 1.0  # S
+    noise_multiplier: Positive = 1.0  # σ in the paper: noise on the sum, as a multiple of the clip
+    clip: Positive = 1.0  # S in the paper: largest norm of a client's update
 
     def aggregate(self, updates: Tree, weights: Tensor, streams: Streams) -> Tree:
         """u · min(1, clip/‖u‖) + N(0, (noise_multiplier·clip)²/m), such that the weighted mean is the plain one."""

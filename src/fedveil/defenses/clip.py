@@ -28,9 +28,9 @@ class Clip(Defense):
     matched_as_it_is = True
     weaknesses = ("The direction of the gradient, which is all that a cosine attack matches, is untouched.",)
     strength = Strength("norm", "down")
-    norm: Positive = 1.0
-    order: Literal["l1", "l2"] = "l2"
-    at: Literal["gradient", "upload"] = "gradient"
+    norm: Positive = 1.0  # largest norm of an update
+    order: Literal["l1", "l2"] = "l2"  # in which norm it is measured
+    at: Literal["gradient", "upload"] = "gradient"  # the gradient of every step, or once what is uploaded
 
     def protect(self, update: Tree, batch: ClientBatch) -> Tree:
         """g · min(1, norm/‖g‖) for each client."""

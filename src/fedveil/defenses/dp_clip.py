@@ -63,9 +63,9 @@ class DPClip(ClippedNoise):
     paper = "the DP-Clip baseline of FedCRAP"
     promises = "ε at δ for all data of a client, from sigma/(2·clip)"
     strength = Strength("sigma", "up")
-    clip: Positive = 1.0  # C
-    sigma: NonNegative = 0.01
-    at: Literal["gradient", "upload"] = "gradient"
+    clip: Positive = 1.0  # C in FedCRAP: largest norm of an update
+    sigma: NonNegative = 0.01  # standard deviation of the noise on every entry
+    at: Literal["gradient", "upload"] = "gradient"  # the gradient of every step, or once what is uploaded
 
     def variance(self, size: int) -> float:
         """sigma²."""

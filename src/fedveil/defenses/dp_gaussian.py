@@ -36,10 +36,10 @@ class DPGaussian(ClippedNoise):
     paper = "the DP-Gas baseline of FedBARRE; Balle & Wang 2018"
     promises = "epsilon at delta for all data of a client, per release"
     strength = Strength("epsilon", "down")
-    epsilon: Positive = 8.0  # of one release
-    delta: Delta = 1e-5
-    clip: Positive = 1.0  # C
-    at: Literal["gradient", "upload"] = "gradient"
+    epsilon: Positive = 8.0  # ε in the papers: the budget of one release
+    delta: Delta = 1e-5  # δ in the papers: the chance that ε does not hold
+    clip: Positive = 1.0  # C in the papers: largest norm of an update
+    at: Literal["gradient", "upload"] = "gradient"  # the gradient of every step, or once what is uploaded
 
     @property
     def sigma(self) -> float:

@@ -27,10 +27,10 @@ class DPLaplace(ClippedNoise):
     paper = "the DP-Lap baseline of FedBARRE; Dwork et al. 2006"
     promises = "epsilon for all data of a client, per release"
     strength = Strength("epsilon", "down")
-    epsilon: Positive = 8.0  # of one release
-    clip: Positive = 1.0  # C
-    order: Literal["l1", "l2"] = "l1"
-    at: Literal["gradient", "upload"] = "gradient"
+    epsilon: Positive = 8.0  # ε in the papers: the budget of one release
+    clip: Positive = 1.0  # C in the papers: largest norm of an update
+    order: Literal["l1", "l2"] = "l1"  # in which norm an update is clipped
+    at: Literal["gradient", "upload"] = "gradient"  # the gradient of every step, or once what is uploaded
 
     def scale(self, size: int) -> float:
         """The scale of the noise on one entry of an update of `size` entries."""

@@ -42,8 +42,8 @@ class DPSGD(SummedStep):
         "Noise that hides an example in the accountant's worst case costs much accuracy on few examples.",
         "At the small noise of some papers ε is astronomical, and an attack meets a nearly clean gradient.",
     )
-    noise_multiplier: Positive = 1.0  # σ
-    clip: Positive = 1.0  # C
+    noise_multiplier: Positive = 1.0  # σ in the paper: noise on the sum, as a multiple of the clip
+    clip: Positive = 1.0  # C in the paper: largest norm of one example's gradient
 
     def sample(self, labels: Tensor, size: int, streams: Streams) -> Tensor:
         """Each example with chance size/n, by a coin of its own."""

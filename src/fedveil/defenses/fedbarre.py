@@ -60,15 +60,16 @@ class FedBARRE(Defense):
         "The paper's claim of a convex risk does not hold: its Appendix B shows that it is concave in α.",
     )
     strength = Strength("high", "up")
-    models: Models = 3  # M in the paper
-    epochs: Repeats = 1  # E
-    lam: Probability = 0.5  # λ: the share of the clean loss
-    sigma: NonNegative | None = None  # σ of the start of δ; None: u/√n, which is about the length u
-    low: NonNegative = 0.0  # ℓ, in the model's input space
-    high: NonNegative = 8 / 255  # u
-    pgd_steps: RepeatsOrZero = 5  # T
-    pgd_lr: NonNegative = 0.1  # η_δ
-    lr: NonNegative = 0.1  # ρ; see the weaknesses
+    models: Models = 3  # M in the paper: local models of a client
+    epochs: Repeats = 1  # E in the paper: steps of each model
+    lam: Probability = 0.5  # λ in the paper: the share of the clean loss
+    # σ in the paper: spread of the start of δ; none: u/√n, which is about the length u
+    sigma: NonNegative | None = None
+    low: NonNegative = 0.0  # ℓ in the paper: least length of δ, in the model's input space
+    high: NonNegative = 8 / 255  # u in the paper: greatest length of δ
+    pgd_steps: RepeatsOrZero = 5  # T in the paper: steps that δ is moved by
+    pgd_lr: NonNegative = 0.1  # η_δ in the paper: rate of such a step
+    lr: NonNegative = 0.1  # ρ in the paper: rate of a model's step; see the weaknesses
     # "best": the model with the lowest validation loss. "mixed": all of them, weighted by the α that minimizes
     # Σ α_m·L_m − entropy·H(α) over the simplex (Appendix B): α = softmax(−L/entropy).
     selection: Literal["best", "mixed"] = "best"

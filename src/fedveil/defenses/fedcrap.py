@@ -36,7 +36,7 @@ class FedCRAP(FedEM):
         "Pixels outside the masks go into the gradient as they are.",
         'With projection="masked" only the pixels of the last mask are bounded: δ may be longer than the radius.',
     )
-    share: KeepProbability = 0.10  # τ in the paper
+    share: KeepProbability = 0.10  # τ in the paper: share of the pixels that are moved
     channels_together: bool = False  # rank pixels by the sum of |G| over their channels, and move all of them
     projection: Literal["delta", "masked"] = "delta"  # bound ‖δ‖ (our reading) or ‖M ⊙ δ‖ (the paper's Eq. 4)
 

@@ -46,12 +46,12 @@ class FedEM(Defense):
         "At the paper's radius the lemma promises a leakage of at most 0.9997 of 1.",
     )
     strength = Strength("radius", "up")
-    steps: Repeats = 15  # N in the paper
-    alpha: Positive = 0.1  # α_u; not used by step="relative"
-    inner_lr: NonNegative = 0.1  # η
-    radius: NonNegative = 8 / 255  # ρ_u^max, in the model's input space
-    min_radius: NonNegative = 0.0  # ρ_u^min
-    norm: Norm = "l2"
+    steps: Repeats = 15  # N in the paper: steps that δ is moved by
+    alpha: Positive = 0.1  # α_u in the paper: length of a sign step; not used by step="relative"
+    inner_lr: NonNegative = 0.1  # η in the paper: rate of the inner model w_u
+    radius: NonNegative = 8 / 255  # ρ_u^max in the paper: greatest length of δ, in the model's input space
+    min_radius: NonNegative = 0.0  # ρ_u^min in the paper: least length of δ
+    norm: Norm = "l2"  # how the length of δ is measured
     # "sign": α·sign(∇), the paper's. "relative": sign(∇) scaled to the length 2.5·radius/steps in the norm of the ball.
     step: Literal["sign", "relative"] = "sign"
     freeze: bool = False  # the inner model w_u stays at the global w

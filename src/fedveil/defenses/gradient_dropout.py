@@ -38,10 +38,10 @@ class GradientDropout(Defense):
         "The error of each entry that the paper bounds from below (Theorem 1) is no privacy: 2g has it too.",
     )
     strength = Strength("keep", "down")
-    keep: KeepProbability = 0.8  # p in the paper
-    sigma: NonNegative = 5e-3
+    keep: KeepProbability = 0.8  # p in the paper: probability that an entry is kept
+    sigma: NonNegative = 5e-3  # σ in the paper: standard deviation of the decoys
     match_spread: bool = False  # decoys with each layer's own spread in place of sigma (the wish of Fig. 9)
-    at: Literal["gradient", "upload"] = "gradient"
+    at: Literal["gradient", "upload"] = "gradient"  # the gradient of every step, or once what is uploaded
 
     def protect(self, update: Tree, batch: ClientBatch) -> Tree:
         """Algorithm 1: every layer, every entry, fresh each time."""

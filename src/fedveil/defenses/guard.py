@@ -88,6 +88,9 @@ class Guard:
         self._last: tuple[Inputs, Tensor] = (torch.empty(0), torch.empty(0))  # for defenses that look at the data
         self._before = self._weights()
 
+    def __repr__(self) -> str:
+        return f"Guard({type(self.model).__name__}, {self.chain if self.chain.defenses else 'no defense'})"
+
     def backward(self, inputs: Inputs, targets: Tensor) -> Tensor:
         """Add the protected gradient of a batch to every parameter's `.grad`, and return the loss.
 

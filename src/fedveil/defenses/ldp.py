@@ -62,8 +62,8 @@ class BoundedMechanism(Defense):
     promises = "ε-LDP of each entry, per round"
     reads_data = False
     strength = Strength("epsilon", "down")
-    epsilon: Epsilon = 0.3  # ε
-    bound: Positive = 1.0
+    epsilon: Epsilon = 0.3  # ε in the papers: the budget of each entry and round
+    bound: Positive = 1.0  # entries are clamped to ±bound
 
     def draw(self, t: Tensor, streams: Streams) -> Tensor:
         """What is sent for every entry of t in [−1, 1]."""

@@ -54,9 +54,9 @@ class LDPFL(Defense):
         "ε is per entry and round: composed over a model it is no protection.",
     )
     strength = Strength("epsilon", "down")
-    epsilon: Epsilon = 0.3  # ε
-    center: Finite = 0.0  # c
-    radius: Positive = 0.1  # r
+    epsilon: Epsilon = 0.3  # ε in the paper: the budget of each entry and round
+    center: Finite = 0.0  # c in the paper: middle of the range of entries
+    radius: Positive = 0.1  # r in the paper: half the width of that range
     centers: tuple[Finite, ...] = ()  # c of every parameter tensor, in place of the one for all
     radii: tuple[Positive, ...] = ()  # r of every parameter tensor, in place of the one for all
     adaptive: bool = False  # c and r from the layer itself, in place of all these fields

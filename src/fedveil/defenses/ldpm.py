@@ -35,7 +35,7 @@ class LDPM(Defense):
         "Views of the same data in several rounds can be averaged.",
     )
     strength = Strength("sigma", "up")
-    sigma: NonNegative = 5e-4
+    sigma: NonNegative = 5e-4  # σ in FedEM: standard deviation of the noise on every entry
     clip: Positive = 1.0  # largest L2 norm of a batch's gradient
 
     def sample(self, labels: Tensor, size: int, streams: Streams) -> Tensor | None:

@@ -30,7 +30,7 @@ class GradientMasking(Defense):
         "Views of the same data in several rounds fill each other's gaps.",
     )
     strength = Strength("share", "up")
-    share: Share = 0.25
+    share: Share = 0.25  # probability that an entry is zeroed
 
     def protect(self, update: Tree, batch: ClientBatch) -> Tree:
         """Each entry, or zero."""

@@ -103,8 +103,8 @@ class GaussianNoise(AdditiveNoise):
 
     paper = "DP-Gas, a baseline of FedEM, Gradient Dropout and FedBARRE"
     strength = Strength("sigma", "up")
-    sigma: NonNegative = 1 / 255  # r in FedEM
-    at: Literal["gradient", "upload"] = "gradient"
+    sigma: NonNegative = 1 / 255  # r in FedEM: standard deviation of the noise on every entry
+    at: Literal["gradient", "upload"] = "gradient"  # the gradient of every step, or once what is uploaded
 
     @property
     def variance(self) -> float:
@@ -126,8 +126,8 @@ class LaplaceNoise(AdditiveNoise):
 
     paper = "DP-Lap, a baseline of FedEM and FedBARRE"
     strength = Strength("scale", "up")
-    scale: NonNegative = 1 / 255  # r in FedEM
-    at: Literal["gradient", "upload"] = "gradient"
+    scale: NonNegative = 1 / 255  # r in FedEM: scale of the noise on every entry
+    at: Literal["gradient", "upload"] = "gradient"  # the gradient of every step, or once what is uploaded
 
     @property
     def variance(self) -> float:

@@ -32,7 +32,7 @@ class NoiseAdd(Defense):
         "Views of the same data in several rounds can be averaged.",
     )
     strength = Strength("ratio", "up")
-    ratio: NonNegative = 0.1
+    ratio: NonNegative = 0.1  # spread of the noise, as a multiple of each layer's own
 
     def protect(self, update: Tree, batch: ClientBatch) -> Tree:
         """Each tensor plus N(0, (ratio · its root mean square)²)."""

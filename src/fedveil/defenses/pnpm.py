@@ -21,4 +21,4 @@ class PNPM(SignMechanism):
     place = "upload"
     paper = "Ren et al., Research on a federated learning-based local differential privacy mechanism (as SPM-FL has it)"
     width = 4
-    epsilon: Epsilon = 0.3  # ε
+    epsilon: Epsilon = 0.3  # ε in the paper: the budget of each entry and round

@@ -40,13 +40,13 @@ class PPFA(Defense):
         "A distortion of one size over all entries hides the layers with small updates only.",
     )
     strength = Strength("epsilon", "down")
-    epsilon: Probability = 0.8  # FedEM: 0.8, 0.97 to 0.995; FedBARRE: 0.05 to 0.95
-    diameter: Positive = 1.0  # D
-    c: NonNegative = 0.0
-    direction: Literal["pgd", "random"] = "pgd"
-    steps: Repeats = 10
-    lr: Positive = 0.1  # of a step against the unit gradient, as a share of the norm
-    at: Literal["gradient", "upload"] = "upload"
+    epsilon: Probability = 0.8  # ε in the paper: leakage budget; FedEM: 0.8, 0.97 to 0.995; FedBARRE: 0.05 to 0.95
+    diameter: Positive = 1.0  # D in the paper: diameter of the data, which scales the distortion
+    c: NonNegative = 0.0  # c in the paper: regret of the attacker's optimizer
+    direction: Literal["pgd", "random"] = "pgd"  # searched for where it harms least, or left at random
+    steps: Repeats = 10  # steps of that search
+    lr: Positive = 0.1  # length of such a step, against the unit gradient, as a share of the norm
+    at: Literal["gradient", "upload"] = "upload"  # the gradient of every step, or once what is uploaded
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> Self:

@@ -32,8 +32,8 @@ class GradientPruning(Defense):
         "Zeros give away which entries were pruned, and that they are small.",
     )
     strength = Strength("prune", "up")
-    prune: Share = 0.99  # α in FedEM
-    scope: Literal["tensor", "model"] = "tensor"
+    prune: Share = 0.99  # α in FedEM: share of the entries that are zeroed
+    scope: Literal["tensor", "model"] = "tensor"  # each tensor on its own, or the whole gradient
 
     def protect(self, update: Tree, batch: ClientBatch) -> Tree:
         """Each entry that is among the largest, or zero."""

@@ -34,8 +34,8 @@ class SignCompression(Defense):
         "Entries that are exactly zero stay so, and give away inactive units.",
     )
     strength = Strength("flip", "up")
-    scale: Positive | None = None  # None: the mean |g| of each tensor
-    flip: Flip = 0.0
+    scale: Positive | None = None  # size of every entry; none: the mean |g| of each tensor
+    flip: Flip = 0.0  # probability that a sign is turned
 
     def protect(self, update: Tree, batch: ClientBatch) -> Tree:
         """sign(g) · scale."""

@@ -37,9 +37,9 @@ class Soteria(Defense):
         "Zeroed columns give away which layer and which features were hidden.",
     )
     strength = Strength("prune", "up")
-    prune: Share = 0.8  # p; Gradient Dropout sweeps 0.04 to 0.8
-    layer: str | None = None  # name of the linear layer; None: the last one of the model
-    features: Count | None = None  # how many to score; None: all
+    prune: Share = 0.8  # p in the paper: share of the features that are zeroed; Gradient Dropout sweeps 0.04 to 0.8
+    layer: str | None = None  # name of the linear layer; none: the last one of the model
+    features: Count | None = None  # how many to score; none: all
 
     def protect(self, update: Tree, batch: ClientBatch) -> Tree:
         """The gradient with some columns of one weight zeroed."""

@@ -159,8 +159,8 @@ class SPM(SignMechanism):
         "Chen and Zheng, SPM-FL: A Federated Learning Privacy-Protection Mechanism Based on Local Differential Privacy"
     )
     width = 2
-    epsilon: Epsilon = 0.3  # ε: the paper's budget for MNIST
-    debias: bool = False
+    epsilon: Epsilon = 0.3  # ε in the paper: the budget of each entry and round; 0.3 is the paper's for MNIST
+    debias: bool = False  # divide by the factor that the published algorithm shrinks entries by
 
     @property
     def divisor(self) -> float:

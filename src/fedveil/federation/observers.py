@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from fedveil.progress import Report, Stage
 
 if TYPE_CHECKING:
     from fedveil.federation.history import RoundRecord
@@ -31,3 +35,19 @@ class Observer:
 
     def on_stop(self) -> None:
         """At the very end, also after an error: the place to close what was opened."""
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Who is told how far an audit has come, in place of the bars that it would show. All are optional.
+
+    ```python
+    watch = fedveil.Watch(stage=print, attack=lambda done, total: print(f"{done / total:.0%}"))
+    fedveil.audit(task, defense, watch=watch)
+    ```
+    """
+
+    observers: tuple[Observer, ...] = ()  # of the training runs, first the undefended one, then the defended one
+    plan: Callable[[Sequence[Stage]], None] | None = None  # called once, with all stages ahead
+    stage: Callable[[str], None] | None = None  # called with a line that names the stage which starts
+    attack: Report | None = None  # called with (done, in all) while an attack runs, over all attacked rounds

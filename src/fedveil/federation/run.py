@@ -27,6 +27,7 @@ from fedveil.federation.history import RoundRecord, Utility
 from fedveil.federation.observers import Observer
 from fedveil.federation.own_models import own_utilities
 from fedveil.federation.perturbation import perturbation
+from fedveil.federation.progress import ProgressBar
 from fedveil.federation.rehearsal import dry_step
 from fedveil.federation.resumable import check_resumable
 from fedveil.federation.schedule import sampled_clients
@@ -34,6 +35,7 @@ from fedveil.federation.server import Server
 from fedveil.federation.settings import Federation
 from fedveil.federation.steps import Plan
 from fedveil.files import writable_folder
+from fedveil.progress import Meter, style_for
 from fedveil.tasks.inputs import Inputs, map_inputs
 from fedveil.tasks.task import Task
 from fedveil.workers import Workers, opened
@@ -58,6 +60,13 @@ class Run:
     backend: Backend
     captured: list[Captured] = field(default_factory=list)
 
+    def __repr__(self) -> str:
+        """Tensors are left out."""
+        stopped = ", stopped early" if self.early_stopped else ""
+        test = "" if self.utility.test is None else f", test {self.utility.metric} {self.utility.test:.1%}"
+        captured = f", {len(self.captured)} captured update{'s' * (len(self.captured) > 1)}" if self.captured else ""
+        return f"Run(round {self.chosen_round} of {len(self.history)}{stopped}{test}, {self.backend}{captured})"
+
 
 def federate(
     task: Task,
@@ -71,6 +80,7 @@ def federate(
     folder: Path | str | None = None,
     resume: bool = False,
     workers: int | Workers = 1,
+    progress: bool | None = None,
 ) -> Run:
     """Train a task's model over its clients. The task's own module is left as it is.
 
@@ -80,6 +90,7 @@ def federate(
         interrupted, to the last bit.
     workers: train the clients of a FedAvg round in so many processes, or in those of a pool that serves several runs.
         A script that asks for more than one needs its main part under `if __name__ == "__main__":`.
+    progress: show rounds and the time left; by default on a terminal and in a notebook only.
     """
     chain = Chain.of(defense)
     if resume and folder is None:
@@ -90,15 +101,17 @@ def federate(
         check_resumable(store.checkpoint, *found, task, chain, settings, seed)
     machinery = found[1] if found else None
     with ExitStack() as stack:
+        meter = stack.enter_context(Meter(style_for(progress)))
         pool = stack.enter_context(opened(workers))
         several = _several(pool, task, settings, device)
         count = pool.count if several else 1
         engine = engine_for(task, settings, backend=backend, device=device, machinery=machinery, workers=count)
-        plan = Plan(task, chain, settings, seed, engine, torch.device(device), tuple(observers))
+        plan = Plan(task, chain, settings, seed, engine, torch.device(device), (*observers, ProgressBar(meter)))
         plan.check()
         dry_step(plan)
         if store and found:
             _try_memories(plan, found[0].server.states, store.checkpoint)
+        meter.stage(f"training under {chain}" if chain.defenses else "training")
         if several:
             plan = replace(plan, workers=pool, task_place=pool.share(task))
         for observer in plan.observers:

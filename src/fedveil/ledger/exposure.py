@@ -8,19 +8,26 @@ from fedveil.federation.settings import Federation
 from fedveil.tasks.task import Task
 
 
-def exposures(task: Task, federation: Federation, *, rounds: int | None = None) -> list[Exposure]:
-    """What a client of each size sends over a run (or over `rounds` of it), for the ledger."""
-    clients, warmup = len(task.clients), federation.warmup_rounds if rounds is None else 0
-    trained = [p for p in task.model.parameters() if p.requires_grad]
-    dtypes = tuple(sorted({str(p.dtype).removeprefix("torch.") for p in trained}))
+def exposures(
+    task: Task, federation: Federation, *, rounds: int | None = None, trained: int | None = None
+) -> list[Exposure]:
+    """What a client of each size sends over a run, for the ledger.
+
+    rounds: over so many rounds with the defense, and none without, in place of the run's.
+    trained: how many rounds the run had if it stopped early.
+    """
+    clients, run = len(task.clients), federation.rounds if trained is None else trained
+    warmup = min(federation.warmup_rounds, run) if rounds is None else 0
+    weights = [p for p in task.model.parameters() if p.requires_grad]
+    dtypes = tuple(sorted({str(p.dtype).removeprefix("torch.") for p in weights}))
     found = []
     for size in sorted({len(members) for members in task.clients}):
         batches = -(-size // federation.batch_size)
         one_by_one = federation.protocol == "fedsgd"
         found.append(
             Exposure(
-                parameters=sum(p.numel() for p in trained),
-                rounds=max(federation.rounds - warmup, 0) if rounds is None else rounds,
+                parameters=sum(p.numel() for p in weights),
+                rounds=run - warmup if rounds is None else rounds,
                 steps_per_round=batches if one_by_one else 1,
                 sampling_rate=len(sampled_clients(0, clients, federation.sampling_rate, 1)) / clients,
                 example_rate=min(1.0, federation.batch_size / size),

@@ -34,9 +34,9 @@ class ImageFolder(DataSet):
     statistics are those of at most 1,024 training pictures.
     """
 
-    path: str  # from the working folder, or from the data root
-    size: Count = 64
-    channels: Literal[1, 3] = 3
+    path: str  # folder of the pictures, from the working folder or from the data root
+    size: Count = 64  # pixels of a side
+    channels: Literal[1, 3] = 3  # gray or color
 
     def load(self, root: Path | None = None) -> LoadedData:
         """List the pictures."""

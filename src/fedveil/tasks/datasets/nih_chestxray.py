@@ -31,7 +31,7 @@ class NIHChestXray(DataSet):
     read when they are needed.
     """
 
-    size: Count = 256
+    size: Count = 256  # pixels of a side
 
     class_names = (
         "Atelectasis",

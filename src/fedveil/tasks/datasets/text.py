@@ -97,9 +97,9 @@ class TextSet(DataSet):
     or `vocabulary` says.
     """
 
-    length: Length = 64
-    tokenizer: str | None = None  # a folder, from the working folder or from the data root
-    vocabulary: VocabularySize | None = None  # entries at most of one that is trained here
+    length: Length = 64  # tokens of an example
+    tokenizer: str | None = None  # folder of a tokenizer, from the working folder or the data root; none: trained here
+    vocabulary: VocabularySize | None = None  # entries at most of a tokenizer that is trained here
 
     def load(self, root: Path | None = None) -> LoadedText:
         """Read the texts, and make sure that the tokenizer's folder is there."""

@@ -24,7 +24,7 @@ class WikiText2(TextSet):
     validation part in its place.
     """
 
-    train: Literal["train", "valid"] = "train"
+    train: Literal["train", "valid"] = "train"  # which part to train on
 
     def read(self, root: Path | None, tokenizer: Path | None) -> LoadedText:
         """Read wiki.{train,valid,test}.tokens (or .raw), or {train,valid,test}.txt, from root/wikitext-2/."""

@@ -21,8 +21,8 @@ class CNN(ModelSpec):
     the kernel's size nor the initialization: 3×3 and PyTorch's default draw are our reading.
     """
 
-    kernel: Literal[3, 5] = 3
-    activation: Activation = "relu"
+    kernel: Literal[3, 5] = 3  # side of the filters
+    activation: Activation = "relu"  # between the layers
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         channels, height, width = image_shape("cnn", shape, smallest=4)

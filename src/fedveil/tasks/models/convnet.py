@@ -25,8 +25,8 @@ class ConvNet(ModelSpec):
     same output, so the convolutions are then drawn by He initialization, which is ours.
     """
 
-    width: Count = 64
-    norm: Norm = "batch"  # "group": no running statistics, no coupling between the examples of a batch
+    width: Count = 64  # channels of the first layer
+    norm: Norm = "batch"  # "group" has no running statistics and does not couple the examples of a batch
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         channels, height, width = image_shape("convnet", shape, smallest=9)

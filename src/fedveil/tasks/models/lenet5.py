@@ -18,7 +18,7 @@ class LeNet5(ModelSpec):
     the original did; 12×12 is the smallest that leaves a pixel after the second pooling.
     """
 
-    activation: Activation = "relu"
+    activation: Activation = "relu"  # between the layers
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         channels, height, width = image_shape("lenet5", shape, smallest=12)

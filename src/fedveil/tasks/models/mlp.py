@@ -18,7 +18,7 @@ class MLP(ModelSpec):
     """Fully connected layers on the flattened input; with the default width the 784–256–10 of SPM-FL."""
 
     hidden: tuple[Count, ...] = (256,)  # the width of each hidden layer; empty: a linear model
-    activation: Activation = "relu"
+    activation: Activation = "relu"  # between the layers
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         layers: list[nn.Module] = [nn.Flatten()]

@@ -28,8 +28,8 @@ class ResNet18(ModelSpec):
     Any size will do: 28, 32 and 64 pixels leave 4×4, 4×4 and 8×8 before the mean, 224 and 256 leave 7×7 and 8×8.
     """
 
-    norm: Norm = "batch"
-    activation: Literal["relu", "sigmoid"] = "relu"
+    norm: Norm = "batch"  # "group" has no running statistics and does not couple the examples of a batch
+    activation: Literal["relu", "sigmoid"] = "relu"  # between the layers
     width: Count = 64  # channels of the first stage; the others have 2, 4 and 8 times as many
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:

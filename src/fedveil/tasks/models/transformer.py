@@ -33,11 +33,11 @@ class Transformer(ModelSpec):
     positions: ClassVar[int]  # the most tokens of an example
     causal: ClassVar[bool]  # foretells each next token, where the others classify
 
-    width: Count = BASE[0]
-    layers: Count = BASE[1]
-    heads: Count = BASE[2]
-    dropout: Probability = 0.0
-    weights: str | None = None
+    width: Count = BASE[0]  # numbers for each token
+    layers: Count = BASE[1]  # blocks
+    heads: Count = BASE[2]  # heads of attention in each block
+    dropout: Probability = 0.0  # probability that a number is dropped; 0.1 in the published models
+    weights: str | None = None  # folder with config.json and model.safetensors; the sizes are then its own
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         """Refused: text comes with a vocabulary, to `build_text`."""

@@ -1,0 +1,147 @@
+"""The table of numbers: it fits, nothing is lost, and other programs can read it."""
+
+from __future__ import annotations
+
+import csv
+import sys
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedveil.auditing.outcome import LeakageTable, Outcome
+from fedveil.auditing.result import Cost, DefenseCard, Estimate, Images, Provenance, Result, Role, Row, Verdict
+from fedveil.auditing.table import as_csv, as_html, as_text
+from fedveil.errors import FedveilError
+
+
+def row(attack: str, role: Role, mean: float = 0.5, **more: object) -> Row:
+    metrics = {
+        "identified": Estimate(mean=mean, low=0.25, high=1.0, count=16),
+        "psnr": Estimate(mean=24.25, low=20.5, high=28.75, count=16),
+        "ssim": Estimate(mean=0.875, low=0.5, high=1.0, count=16),
+        "mse": Estimate(mean=0.0625, low=0.03125, high=0.125, count=16),
+        "lpips": Estimate(mean=0.1, low=0.05, high=0.2, count=16),
+    }
+    return Row(attack=attack, role=role, metrics=metrics, values={}, **more)  # type: ignore[arg-type]
+
+
+ROLES: tuple[Role, ...] = ("ceiling", "naive", "adaptive", "noise-floor")
+ROWS = [row(attack, role, strongest=role == "adaptive") for attack in ("inverting-gradients", "dlg") for role in ROLES]
+ROWS += [row("", "mean-floor"), row("", "bound")]
+
+
+def outcome(rows: list[Row], sentence: str = "An attacker recognizes 50 % of the images.") -> Outcome:
+    card = DefenseCard(
+        name="clip",
+        settings={},
+        spelled="clip",
+        summary="",
+        acts_on="",
+        guarantee="",
+        formal=False,
+        weaknesses=[],
+        paper="",
+    )
+    made = Provenance(command="", config={}, seed=0, versions={}, machine="", hashes={}, started="", seconds=0.0)
+    result = Result(
+        data="digits",
+        model="mlp",
+        protocol="FedSGD",
+        defense=card,
+        verdict=Verdict(status="partly exposed", sentences=[sentence, "Cost.", "None."], why=""),
+        rows=rows,
+        identified_among=100,
+        cost=Cost(),
+        attacks=[],
+        assumptions=[],
+        not_given=[],
+        not_tried=[],
+        provenance=made,
+    )
+    return Outcome(result, Images(np.zeros((1, 1, 2, 2), np.float32), np.zeros(1, np.int64)))
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 200])
+def test_a_table_fits_and_loses_nothing(width: int) -> None:
+    text = as_text(ROWS, width)
+    assert max(map(len, text.splitlines())) <= width
+    for head, cell in {
+        "identified (%) ↓": "50 % [25, 100]",
+        "PSNR (dB) ↓": "24.2 dB [20.5, 28.8]",
+        "SSIM ↓": "0.875 [0.500, 1.000]",
+    }.items():
+        assert text.count(head) == 1
+        assert text.count(cell) == len(ROWS)
+    blocks = text.split("\n\n")
+    assert (len(blocks) == 1) == (width >= 200)
+    for block in blocks:
+        lines = [line[:32].rstrip() for line in block.splitlines()[1:]]
+        assert lines[:4] == [
+            "inverting-gradients",
+            "  undefended (ceiling)",
+            "  defended, naive attacker",
+            "  defended, adaptive attacker *",
+        ]
+        assert lines[5] == "dlg"
+        assert lines[10:] == ["no attack", "  floor: the mean image", "  perfect inversion (bound)"]
+
+
+def test_rounds_stand_apart() -> None:
+    text = as_text([row("dlg", "ceiling", round=1), row("dlg", "ceiling", round=5)], 80, blocks=1)
+    assert [line for line in text.splitlines() if line.startswith("dlg")] == ["dlg, round 1", "dlg, round 5"]
+
+
+def test_what_was_not_measured_is_a_dash() -> None:
+    bare = Row(attack="dlg", role="naive", metrics={}, values={})
+    assert "–" in as_text([row("dlg", "ceiling"), bare], 80)
+
+
+def test_print_follows_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "70")
+    assert str(LeakageTable(ROWS)) == as_text(ROWS, 70)
+
+
+def test_the_repr_is_short_and_fits() -> None:
+    long = outcome(ROWS, "An attacker who knows the defense recognizes some of the images; " * 3)
+    lines = repr(long).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[0].startswith("partly exposed: An attacker")
+    assert len(lines) < 22
+    assert "identified" in repr(long)
+
+
+def test_a_notebook_gets_html_in_which_nothing_is_taken_for_a_tag() -> None:
+    rows = [row("<script>alert(1)</script>", "ceiling", round=3)]
+    for shown in (as_html(rows), outcome(rows, "<b>5 & 6</b>")._repr_html_()):
+        assert "&lt;script&gt;alert(1)&lt;/script&gt;, round 3" in shown
+        assert "<script" not in shown
+        assert "<td>50 % [25, 100]</td>" in shown
+    assert "<b>partly exposed</b>: &lt;b&gt;5 &amp; 6" in shown
+
+
+def test_csv_has_every_number(tmp_path: Path) -> None:
+    path = outcome([*ROWS, row("dlg", "naive", round=5)]).csv(tmp_path / "new" / "numbers.csv")
+    with path.open(encoding="utf-8", newline="") as file:
+        read = list(csv.DictReader(file))
+    assert list(read[0]) == ["attack", "role", "round", "metric", "mean", "low", "high", "count"]
+    assert len(read) == (len(ROWS) + 1) * 5
+    assert {each["metric"] for each in read} == {"identified", "psnr", "ssim", "mse", "lpips"}
+    assert list(read[1].values()) == ["inverting-gradients", "ceiling", "", "psnr", "24.25", "20.5", "28.75", "16"]
+    assert read[-1]["round"] == "5"
+    assert as_csv([]) == "attack,role,round,metric,mean,low,high,count\n"
+
+
+def test_a_frame_needs_pandas(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(FedveilError, match="needs pandas: pip install pandas"):
+        outcome(ROWS).frame()
+
+    def frame(records: list[dict[str, object]], columns: list[str]) -> tuple[object, object]:
+        return [tuple(each) for each in records], tuple(columns)
+
+    monkeypatch.setitem(sys.modules, "pandas", types.SimpleNamespace(DataFrame=frame))
+    keys, columns = outcome(ROWS).frame()
+    assert len(keys) == len(ROWS) * 5
+    assert set(keys) == {columns}

@@ -1,0 +1,80 @@
+"""Every field of everything that can be chosen by name is explained."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from fedveil.cli.explain import explained
+from fedveil.fields import Count, Positive, declared, field_names
+from fedveil.registry import REGISTRIES
+from journeys.console import refused
+
+NAMED = [(kind, name) for kind, registry in REGISTRIES.items() for name in registry.entries()]
+
+
+@pytest.mark.parametrize("kind, name", NAMED)
+def test_every_field_has_an_explanation_and_a_range(kind: str, name: str) -> None:
+    cls = REGISTRIES[kind].load(name)
+    fields = explained(cls)
+    assert [field.name for field in fields] == field_names(cls)
+    for field in fields:
+        assert len(field.words) > 5, f"{name}.{field.name}: say in a comment beside the field what it is"
+        assert field.allowed not in ("", "any value"), f"{name}.{field.name}"
+
+
+@declared
+class Odd:
+    """A class with fields of all sorts."""
+
+    plain: Positive = 0.5  # k in the paper: how much
+    # first line
+    # and second
+    wide: tuple[Count, ...] = (1, 2)
+    bare: str | None = None
+    other: bool = False  # in short: nothing
+
+
+def test_comments_beside_and_above_a_field_are_read() -> None:
+    found = {field.name: field for field in explained(Odd)}
+    assert found["plain"].plain() == {
+        "name": "plain",
+        "allowed": "number > 0",
+        "default": 0.5,
+        "explanation": "how much",
+        "symbol": "k in the paper",
+    }
+    assert found["wide"].words == "first line and second"
+    assert found["wide"].allowed == "list of integers ≥ 1"
+    assert (found["bare"].words, found["bare"].allowed) == ("", "text, or none")
+    assert found["other"].plain()["explanation"] == "in short: nothing"
+    assert explained(int) == []
+
+
+def test_one_defense_is_listed_with_its_fields(fedveil, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    said = fedveil("list", "defenses", "gradient-dropout")
+    assert said.code == 0
+    assert "keep: number > 0 and ≤ 1; default 0.8\n      p in the paper: probability that an entry is kept" in said.out
+    assert "at: gradient or upload; default gradient" in said.out
+    assert max(map(len, said.out.splitlines())) < 80
+    plain = json.loads(fedveil("list", "defenses", "gradient-dropout", "--json").out)
+    assert plain["name"] == "gradient-dropout"
+    assert plain["fields"][0] == {
+        "name": "keep",
+        "allowed": "number > 0 and ≤ 1",
+        "default": 0.8,
+        "explanation": "probability that an entry is kept",
+        "symbol": "p in the paper",
+    }
+
+
+def test_other_kinds_too(fedveil) -> None:
+    assert "path: text; required" in fedveil("list", "datasets", "image-folder").out
+    assert "hidden: list of integers ≥ 1; default [256]" in fedveil("list", "models", "mlp").out
+    assert "steps: integer ≥ 1; default 300" in fedveil("list", "attacks", "dlg").out
+    assert "It has no fields" in fedveil("list", "models", "lenet").out
+    assert fedveil("list", "metrics", "psnr").out.startswith("  psnr  ")
+    refused(fedveil("list", "defenses", "gradient-dropuot"), "did you mean 'gradient-dropout'?")
+    refused(fedveil("list", "defenses", "clip:norm=1"), "give the name alone: fedveil list defenses clip")
