@@ -13,7 +13,7 @@ PACKAGE = ROOT / "src" / "fedveil"
 
 # Each room may import from itself and from those to its left.
 ORDER = (
-    *("version", "errors", "fields", "files", "registry"),
+    *("version", "errors", "fields", "files", "registry", "toml"),
     *("tree", "streams", "workers", "tasks", "clients", "defenses", "federation", "attacks", "leakage", "ledger"),
     *("auditing", "report", "cli", "__main__"),
 )
