@@ -14,7 +14,7 @@ ROLE_TITLES = {
     "adaptive": "defended, adaptive attacker",
     "noise-floor": "floor: noise for the update",
     "mean-floor": "floor: the mean image",
-    "bound": "perfect inversion (bound)",
+    "bound": "the perturbed input",
 }
 
 

@@ -25,9 +25,10 @@ from fedveil.auditing.outcome import Outcome
 from fedveil.auditing.provenance import provenance
 from fedveil.auditing.result import AttackRun, Images, Result, Role, Row
 from fedveil.auditing.scoring import Truths, score_attack, score_given
+from fedveil.auditing.sentences import at_most
 from fedveil.auditing.settings import Audit
 from fedveil.auditing.verdict import judge, strongest
-from fedveil.auditing.words import assumptions, defense_card, not_given, not_tried, protocol_words
+from fedveil.auditing.words import assumptions, attacked_words, defense_card, not_given, not_tried, protocol_words
 from fedveil.clients.engine import Backend, Engine
 from fedveil.defenses.base import Defense, Facts
 from fedveil.defenses.chain import Chain
@@ -41,6 +42,7 @@ from fedveil.federation.steps import Plan
 from fedveil.leakage.floors import mean_image
 from fedveil.leakage.identified import candidates
 from fedveil.ledger.exposure import exposures
+from fedveil.ledger.picking import most_picked
 from fedveil.ledger.statement import statement
 from fedveil.registry import attacks as attack_registry
 from fedveil.registry import defenses as defense_registry
@@ -188,23 +190,26 @@ def _audit(
     tell("judging")
     lead = strongest(rows)
     rows = [row.model_copy(update={"strongest": row is lead}) for row in rows]
-    cost = measure_cost(undefended, defended)
+    cost = measure_cost(task, undefended, defended)
     moved = perturbation([(truths.originals.flatten(0, 1), truths.seen.flatten(0, 1))], normalization)
-    promised = statement(chain, exposures(task, federation, rounds=None if train else len(settings.rounds)))
+    exposed = exposures(task, federation, rounds=None if train else len(settings.rounds))
+    promised = statement(chain, exposed)
     among = truths.distractors.shape[1] + 1
     verdict = judge(
         rows,
         cost,
-        promised.sentence,
-        groups=truths.groups,
+        promised.sentence + at_most(most_picked(promised, exposed[0], among), among),
+        settings=settings,
         among=among,
-        exposed_above=settings.exposed_above,
-        gain=settings.smallest_gain,
+        config=config,
+        uninformed=chain.without_knowledge,
     )
     result = Result(
         data=task.name,
         model=task.model_name,
         protocol=protocol_words(task, federation),
+        attacked=attacked_words(task, federation, settings),
+        label_names=list(task.label_names),
         holdings=holdings(task),
         defense=defense_card(chain, promised, probes[0].undefended, probes[0].defended, moved),
         verdict=verdict,
@@ -215,7 +220,7 @@ def _audit(
         attacks=runs,
         assumptions=assumptions(task, chain, chosen, federation, settings),
         not_given=not_given(task),
-        not_tried=not_tried(chosen, federation, settings),
+        not_tried=not_tried(chain, chosen, federation, settings),
         provenance=provenance(
             command=command or "fedveil.audit(...) with the configuration below",
             config=config,
