@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,10 +23,10 @@ def to_toml(data: Mapping[str, Any]) -> str:
     lines = _pairs({key: value for key, value in data.items() if not _is_section(value)})
     for key, value in data.items():
         if isinstance(value, Mapping):
-            lines += ["", f"[{key}]", *_pairs(value)]
+            lines += ["", f"[{_key(key)}]", *_pairs(value)]
         elif _is_section(value):
             for item in value:
-                lines += ["", f"[[{key}]]", *_pairs(item)]
+                lines += ["", f"[[{_key(key)}]]", *_pairs(item)]
     return "\n".join(lines) + "\n"
 
 
@@ -34,7 +35,11 @@ def _is_section(value: Any) -> bool:
 
 
 def _pairs(table: Mapping[str, Any]) -> list[str]:
-    return [f"{key} = {_toml(value)}" for key, value in table.items() if value is not None]
+    return [f"{_key(key)} = {_toml(value)}" for key, value in table.items() if value is not None]
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _toml(name)
 
 
 def _toml(value: Any) -> str:

@@ -6,10 +6,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from fedveil.auditing.settings import Audit
 from fedveil.errors import FedveilError
-from fedveil.federation.settings import Federation
-from fedveil.fields import field_values
 from fedveil.registry import Registry, attacks, defenses
 from fedveil.toml import to_toml
 
@@ -54,6 +51,10 @@ def command_line(config: Mapping[str, Any], changes: Mapping[str, Any] | None = 
 
     Only what differs from the defaults is spelled out.
     """
+    from fedveil.auditing.settings import Audit  # these know of torch, which showing a result does not need
+    from fedveil.federation.settings import Federation
+    from fedveil.fields import field_values
+
     file = config_file(config)
     if file is None:
         return _in_python(changes or {})
