@@ -131,7 +131,7 @@ def kept_together(text: str) -> Markup:
     >>> print(kept_together("38 % [30–47] of <all>"))
     <span class="whole">38 %</span> <span class="whole">[30–47]</span> of &lt;all&gt;
     """
-    parts = re.split(r"([−+-]?[\d.,]+[ \u00a0]%|\[[\d.,;–−% \u00a0-]{1,24}\])", text)
+    parts = re.split(r"([−+-]?[\d.,]+[ \u00a0]%|\[[\d.,;–−+% \u00a0-]{1,24}\])", text)
     return Markup("").join(
         Markup('<span class="whole">{}</span>').format(part) if index % 2 else escape(part)
         for index, part in enumerate(parts)
