@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 
@@ -17,7 +18,7 @@ def test_a_result_of_the_earlier_layout_loads_and_is_reported() -> None:
     assert (result.verdict.role, result.verdict.answers, result.attacked) == (None, [], "")
     page = render(result, images)
     for sentence in result.verdict.sentences:
-        assert sentence.partition("%")[0][:40] in page
+        assert re.split(r"\d", sentence)[0] in page
     assert "2 updates of one image each" in page
     assert "keep 0.6, sigma 0.005, match_spread no, at gradient" in page
     assert tomllib.loads(config_toml(result.provenance.config))["task"]["data"] == "digits"

@@ -122,7 +122,8 @@ def test_an_open_verdict_says_what_would_settle_it() -> None:
     )
     warned = verdict.model_copy(update={"warnings": [Warned(words="quiet one."), Warned(words="loud one.", loud=True)]})
     text = Page(render(result.model_copy(update={"verdict": warned}), images)).text
-    assert "What would settle it: Use about 90 updates. fedveil audit --victims 90" in text
+    assert "What would settle it: Use about 90 updates." in text
+    assert "fedveil audit --victims 90" in text[: text.index("See for yourself")]
     assert text.index("Warning: loud one.") < text.index("Note: quiet one.")
 
 
