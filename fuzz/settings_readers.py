@@ -22,10 +22,11 @@ from torch.nn import functional
 
 from fedveil.auditing.outcome import Outcome
 from fedveil.auditing.result import Images, Result, load_result, save_result
-from fedveil.cli.config import Config, to_toml
+from fedveil.cli.config import Config
 from fedveil.cli.main import run as run_command
 from fedveil.cli.options import Given
 from fedveil.clients import choose
+from fedveil.toml import to_toml
 from fuzz.mutate import any_of, damaged, json_files, odd_lines
 from fuzz.reader import Files, Reader, Refused, lay_out
 from fuzz.run_readers import named, written

@@ -162,7 +162,7 @@ def test_without_a_defense(task: fv.Task) -> None:
     found = fv.audit(task, None, ATTACK, settings=fv.Audit(victims=4, source="test"), train=False, backend="stacked")
     assert [row.role for row in found.result.rows] == ["ceiling", "noise-floor", "mean-floor"]
     assert found.result.cost.rounds == 0
-    assert found.result.verdict.sentences[0].startswith("No defense")
+    assert found.result.verdict.sentences[0].startswith("Without a defense, an attacker picks")
 
 
 def test_labels_are_read_off(task: fv.Task) -> None:

@@ -1,43 +1,79 @@
-"""The verdict follows from the rows by the printed thresholds, and never says "safe"."""
+"""The verdict follows from the rows by the printed thresholds, in plain words, and never says "safe"."""
 
 from __future__ import annotations
+
+import re
+from typing import Any
 
 import numpy as np
 import pytest
 
-from fedveil.auditing.result import Cost, Estimate, Role, Row
+from fedveil.auditing.result import Cost, Estimate, Role, RoundUtility, Row, Verdict
+from fedveil.auditing.settings import Audit
 from fedveil.auditing.verdict import judge, strongest
 from fedveil.leakage.intervals import bootstrap
 
 IMAGES = 40
+CONFIG = {
+    "task": {"name": "digits", "model": "mlp:hidden=[8]", "clients": 4, "split": "own", "seed": 0},
+    "federation": {"rounds": 10, "train": True},
+    "audit": {"victims": IMAGES},
+    "attack": [{"name": "inverting-gradients", "steps": 100}],
+    "defense": [{"name": "gradient-dropout", "keep": 0.6}],
+    "seed": 0,
+}
 
 
-def row(role: Role, identified: float, psnr: float = 10.0, attack: str = "ig") -> Row:
-    values = [1.0] * round(identified * IMAGES) + [0.0] * (IMAGES - round(identified * IMAGES))
-    interval = bootstrap(np.asarray(values), share=True)
-    share = Estimate(mean=interval.mean, low=interval.low, high=interval.high, count=IMAGES)
-    quality = Estimate(mean=psnr, low=psnr, high=psnr, count=IMAGES)
-    return Row(
-        attack=attack,
-        role=role,
-        metrics={"identified": share, "psnr": quality},
-        values={"identified": values, "psnr": [psnr] * IMAGES},
-    )
+def estimate(values: list[float]) -> Estimate:
+    found = bootstrap(np.asarray(values), share=set(values) <= {0.0, 1.0})
+    return Estimate(mean=found.mean, low=found.low, high=found.high, count=found.count)
 
 
-def table(ceiling: float, naive: float, adaptive: float, noise: float = 0.0, mean: float = 0.0) -> list[Row]:
+def row(role: Role, identified: float, psnr: float = 10.0, attack: str = "inverting-gradients", **more: Any) -> Row:
+    images, similar = more.pop("images", IMAGES), more.pop("ssim", 0.3)
+    features = more.pop("features", None)
+
+    def picked(share: float) -> list[float]:
+        return [1.0] * round(share * images) + [0.0] * (images - round(share * images))
+
+    values = {"identified": picked(identified), "psnr": [psnr] * images, "ssim": [similar] * images}
+    if features is not None:
+        values["identified_features"] = picked(features)
+    metrics = {name: estimate(each) for name, each in values.items()}
+    return Row(attack=attack, role=role, metrics=metrics, values=values, **more)
+
+
+def table(
+    ceiling: float, naive: float, adaptive: float, noise: float = 0.0, mean: float = 0.0, **more: Any
+) -> list[Row]:
     return [
-        row("ceiling", ceiling, 30),
-        row("naive", naive, 12),
-        row("adaptive", adaptive, 22),
-        row("noise-floor", noise, 5),
-        row("mean-floor", mean, 11, attack=""),
+        row("ceiling", ceiling, 30, ssim=0.9, **more),
+        row("naive", naive, 12, **more),
+        row("adaptive", adaptive, 22, ssim=0.6, **more),
+        row("noise-floor", noise, 5, **more),
+        row("mean-floor", mean, 11, attack="", **more),
     ]
 
 
-def verdict(rows: list[Row], cost: Cost | None = None, **settings: float):  # type: ignore[no-untyped-def]
-    given = {"exposed_above": 0.5, "gain": 0.0} | settings
-    return judge(rows, cost or Cost(), "Formal guarantee: none.", groups=list(range(IMAGES)), among=100, **given)
+def verdict(rows: list[Row], cost: Cost | None = None, uninformed: tuple[str, ...] = (), **settings: Any) -> Verdict:
+    return judge(
+        rows,
+        cost or Cost(),
+        "Formal guarantee: none.",
+        settings=Audit(**({"victims": IMAGES} | settings)),
+        among=100,
+        config=CONFIG,
+        uninformed=uninformed,
+    )
+
+
+def told(found: Verdict) -> str:
+    """All that a reader of the verdict meets."""
+    return " ".join(
+        [found.status, found.why, *found.sentences, *found.notes, *found.thresholds, found.next_step]
+        + [each.words for each in found.warnings]
+        + [each.why for each in found.answers]
+    )
 
 
 @pytest.mark.parametrize(
@@ -51,42 +87,69 @@ def verdict(rows: list[Row], cost: Cost | None = None, **settings: float):  # ty
         ((0.3, 0.0, 0.0, 0.0, 0.3), "not judged"),  # the mean image does as well as the attack
     ],
 )
-def test_status(numbers: tuple[float, ...], status: str) -> None:
+def test_status_in_plain_words(numbers: tuple[float, ...], status: str) -> None:
     found = verdict(table(*numbers))
-    assert found.status == status
-    assert "safe" not in " ".join([found.status, found.why, *found.sentences]).lower()
+    assert found.status == found.answers[0].status == status
+    for word in ("safe", "db", "floor", "by features", "ceiling", "naive", "adaptive", "psnr"):
+        assert not re.search(rf"\b{word}\b", told(found).lower()), word
 
 
-def test_the_threshold_is_a_setting_and_is_printed() -> None:
+def test_the_thresholds_are_settings_and_are_printed() -> None:
     rows = table(1.0, 0.1, 0.4)
-    assert verdict(rows, exposed_above=0.2).status == "exposed"
-    assert "20 %" in verdict(rows, exposed_above=0.2).why
+    found = verdict(rows, exposed_above=0.2, rule_out=0.3)
+    assert found.status == "exposed"
+    assert "20 %" in found.why
+    assert any("20 %" in line for line in found.thresholds)
+    assert any("30 %" in line for line in found.thresholds)
+    assert verdict(table(1.0, 0.0, 0.2), smallest_gain=0.4).status == "no leakage found by these attacks"
 
 
-def test_sentences_tell_both_attackers_the_floor_and_the_ceiling() -> None:
+def test_the_first_sentence_says_what_the_strongest_attacker_gets() -> None:
     leakage, cost, guarantee = verdict(table(1.0, 0.1, 0.9, mean=0.05)).sentences
-    for part in (
-        "knows the defense recognizes 90 %",
-        "does not 10 %",
-        "undefended: 100 %",
-        "chance 1",
-        "mean image 5",
-        "22.0 dB",
-    ):
-        assert part in leakage
+    assert re.fullmatch(
+        r"An attacker who knows the defense picks the right image out of 100 for 90 % \[77–96\] of the updates "
+        r"\(chance 1 %\), and gets a recognizable picture for 90 %\. Undefended: 100 % \[91–100\]\.",
+        leakage,
+    )
     assert "not measured" in cost
     assert guarantee == "Formal guarantee: none."
+    naive = verdict(table(1.0, 0.9, 0.1)).sentences[0]
+    assert naive.startswith("An attacker who does not know the defense picks the right image out of 100 for 90 %")
+    assert "One who knows it: 10 %." in naive
 
 
-def test_cost_sentence() -> None:
-    def share(mean: float) -> Estimate:
-        return Estimate(mean=mean, low=mean - 0.01, high=mean + 0.01, count=1000)
+def test_a_recognizable_picture_is_the_right_one_and_similar_enough() -> None:
+    rows = table(1.0, 0.1, 0.9)
+    found = verdict(rows, recognizable_ssim=0.7)
+    assert found.recognizable is not None
+    assert found.recognizable.mean == 0.0  # identified, but unlike it
+    assert any("at least 0.7" in note for note in found.notes)
+    found = verdict(rows, recognizable_ssim=0.5)
+    assert found.recognizable is not None
+    assert found.recognizable.mean == 0.9  # all are similar, but not all are the right one
 
-    cost = Cost(rounds=3, defended=share(0.854), undefended=share(0.861), difference=share(-0.007), slowdown=1.034)
-    sentence = verdict(table(1.0, 0.1, 0.9), cost).sentences[1]
-    assert "86.1 % → 85.4 %" in sentence
-    assert "-0.7 points [-1.7, +0.3]" in sentence
-    assert "1.03 times" in sentence
+
+def test_images_of_a_batch_are_counted_as_images_and_depend_on_each_other() -> None:
+    rows = table(1.0, 0.1, 0.65)
+    found = verdict(rows, batch_size=10, victims=4)
+    assert "of the images" in found.sentences[0]
+    assert found.recognizable is not None
+    single = verdict(rows).recognizable
+    assert single is not None
+    assert found.recognizable.low < single.low
+
+
+def test_the_stronger_way_to_compare_counts() -> None:
+    rows = [
+        row("ceiling", 1.0, features=1.0),
+        row("adaptive", 0.1, features=0.9),
+        row("noise-floor", 0.0, features=0.0),
+        row("mean-floor", 0.0, attack="", features=0.0),
+    ]
+    found = verdict(rows)
+    assert (found.status, found.measure) == ("exposed", "identified_features")
+    assert "90 %" in found.sentences[0]
+    assert any("what a classifier sees" in note for note in found.notes)
 
 
 def test_without_a_defense_the_undefended_row_leads() -> None:
@@ -94,11 +157,168 @@ def test_without_a_defense_the_undefended_row_leads() -> None:
     lead = strongest(rows)
     assert lead is not None
     assert lead.role == "ceiling"
-    assert verdict(rows).sentences[0].startswith("No defense: an attacker recognizes 90 %")
+    assert verdict(rows).sentences[0].startswith("Without a defense, an attacker picks the right image")
+    assert "Undefended" not in verdict(rows).sentences[0]
 
 
 def test_the_strongest_attack_is_compared_with_its_own_ceiling_and_floor() -> None:
     weak = [row("ceiling", 0.2, attack="dlg"), row("adaptive", 0.1, attack="dlg"), row("noise-floor", 0, attack="dlg")]
     found = verdict([*weak, *table(1.0, 0.1, 0.9)])
-    assert found.status == "exposed"
-    assert "undefended: 100 %" in found.sentences[0]
+    assert (found.status, found.attack) == ("exposed", "inverting-gradients")
+    assert "Undefended: 100 %" in found.sentences[0]
+
+
+def test_an_attack_that_does_not_work_does_not_undo_one_that_does() -> None:
+    weak = [
+        row("ceiling", 0.0, attack="dlg"),
+        row("adaptive", 0.0, 99, attack="dlg"),
+        row("noise-floor", 0, attack="dlg"),
+    ]
+    found = verdict([*weak, *table(1.0, 0.0, 0.0)])
+    assert (found.status, found.attack) == ("no leakage found by these attacks", "inverting-gradients")
+
+
+# ---- not judged ----------------------------------------------------------------------------------------------
+
+
+def test_too_few_images_are_told_from_an_attack_that_does_not_work() -> None:
+    few = verdict(table(1.0, 0.0, 0.25, images=4), victims=4)
+    assert few.status == "not judged"
+    assert few.why.startswith("Too few images: with 4 of them")
+    updates = int(re.findall(r"Use about (\d+) updates", few.next_step)[0])
+    assert 4 < updates < 200
+    assert few.command == (
+        "fedveil audit --data digits --model 'mlp:hidden=[8]' "
+        f"--victims {updates} --defense gradient-dropout:keep=0.6 --attack inverting-gradients:steps=100"
+    )
+    # So many images of the same kind do settle it.
+    assert verdict(table(1.0, 0.0, 0.25, images=updates), victims=updates).status == "partly exposed"
+
+    weak = verdict(table(0.0, 0.0, 0.0))
+    assert weak.why.startswith("This attack does not work here: even without a defense")
+    assert "steps=400" in weak.command
+    assert "more steps" in weak.next_step
+    assert "--attack-batch-size" not in weak.command
+    batch = verdict(table(0.0, 0.0, 0.0), batch_size=4, victims=10)
+    assert "single image" in batch.next_step
+
+
+def test_one_image_is_too_few_whatever_it_shows() -> None:
+    for numbers in ((1.0, 1.0, 1.0), (1.0, 0.0, 0.0), (0.0, 0.0, 0.0)):
+        found = verdict(table(*numbers, images=1), victims=1)
+        assert found.status == "not judged"
+        assert found.why.startswith("Too few images")
+        assert "Use about" in found.next_step
+
+
+def test_an_undefended_attack_that_shows_little_needs_more_images() -> None:
+    found = verdict(table(0.05, 0.0, 0.0))
+    assert found.status == "not judged"
+    assert found.why.startswith("Too few images")
+    updates = int(re.findall(r"Use about (\d+) updates", found.next_step)[0])
+    assert IMAGES < updates <= 1000
+
+
+def test_nothing_is_granted_without_an_attacker_who_knows_the_defense() -> None:
+    rows = table(1.0, 0.0, 0.0)
+    found = verdict(rows, uninformed=("mine",))
+    assert found.status == "not judged"
+    assert "no attacker who knows the defense was tried" in found.why
+    assert any(each.loud and "mine does not say" in each.words for each in found.warnings)
+    assert "who knows the defense" not in found.sentences[0].replace("does not know", "")
+    assert "`knowledge`" in found.next_step
+    # What is seen to leak leaks all the same.
+    assert verdict(table(1.0, 0.9, 0.9), uninformed=("mine",)).status == "exposed"
+    assert "who does not know" in verdict(table(1.0, 0.0, 0.9), uninformed=("mine",)).sentences[0]
+
+    naive = [each for each in rows if each.role != "adaptive"]
+    found = verdict(naive, attackers="naive")
+    assert found.status == "not judged"
+    assert "--attackers" not in found.command  # both, the default
+    assert found.command.startswith("fedveil audit ")
+
+
+# ---- several rounds ------------------------------------------------------------------------------------------
+
+
+def test_each_round_is_judged_by_its_own_rows_and_the_worst_counts() -> None:
+    pooled = table(1.0, 0.0, 0.45)
+    found = verdict([*pooled, *table(1.0, 0.0, 0.0, round=1), *table(1.0, 0.0, 0.9, round=5)])
+    assert (found.status, found.round) == ("exposed", 5)
+    assert found.sentences[0].startswith("At the start of round 5, an attacker who knows the defense picks")
+    assert "worst of the attacked rounds; round 1: no leakage found by these attacks (0 %)." in found.why
+    # A round that could not be judged is not made good by one in which nothing was found.
+    found = verdict([*table(0.5, 0, 0), *table(1.0, 0.0, 0.0, round=1), *table(0.0, 0.0, 0.0, round=5)])
+    assert (found.status, found.round) == ("not judged", 5)
+    lead = strongest([*pooled, *table(1.0, 0.0, 0.9, round=5)])
+    assert lead is not None
+    assert lead.round is None  # the mark in the table is for all rounds together
+
+
+# ---- cost ----------------------------------------------------------------------------------------------------
+
+
+def share(mean: float, half: float = 0.01) -> Estimate:
+    return Estimate(mean=mean, low=mean - half, high=mean + half, count=1000)
+
+
+def cost(**more: Any) -> Cost:
+    fields: dict[str, Any] = {
+        "rounds": 30,
+        "defended": share(0.854),
+        "undefended": share(0.861),
+        "difference": share(-0.007, 0.01),
+        "slowdown": 1.034,
+        "slowdown_interval": Estimate(mean=1.034, low=1.01, high=1.06, count=29),
+        "chance": 0.1,
+        "majority": 0.12,
+    }
+    return Cost(**(fields | more))
+
+
+def warned(found: Cost, **settings: Any) -> list[tuple[bool, str]]:
+    return [(each.loud, each.words) for each in verdict(table(1.0, 0.1, 0.9), found, **settings).warnings]
+
+
+def test_cost_sentence() -> None:
+    sentence = verdict(table(1.0, 0.1, 0.9), cost()).sentences[1]
+    assert sentence == (
+        "Cost: test accuracy 86.1 % → 85.4 % after 30 rounds (−0.7 points [−1.7, +0.3]); a round takes 1.03 times as "
+        "long [1.01–1.06]."
+    )
+    assert warned(cost()) == []
+
+
+def test_a_time_within_noise_is_said_to_be() -> None:
+    noisy = cost(slowdown_interval=Estimate(mean=1.034, low=0.95, high=1.1, count=29))
+    assert "within noise [0.95–1.10]" in verdict(table(1.0, 0.1, 0.9), noisy).sentences[1]
+    ((loud, words),) = warned(cost(slowdown_interval=None))
+    assert not loud
+    assert "Too few rounds were timed" in words
+
+
+@pytest.mark.parametrize(
+    ("undefended", "defended", "words"),
+    [
+        (0.125, 0.125, "neither with the defense nor without"),
+        (0.125, 0.5, "not even without a defense"),
+        (0.861, 0.125, "Under the defense the model has not learned"),
+    ],
+)
+def test_an_accuracy_that_needs_no_model_says_nothing(undefended: float, defended: float, words: str) -> None:
+    found = warned(cost(undefended=share(undefended), defended=share(defended)))
+    assert any(loud and words in said and "12.0 %" in said for loud, said in found)
+
+
+def test_a_large_cost_is_loud_and_few_rounds_are_named() -> None:
+    large = cost(defended=share(0.76), difference=share(-0.1, 0.03))
+    assert (True, "Large cost: accuracy falls by more than 5 points.") in warned(large)
+    assert not any(loud for loud, _ in warned(large, large_drop=0.08))  # the interval reaches to −7
+    assert any("Only 2 rounds of training" in words for _, words in warned(cost(rounds=2)))
+    history = [RoundUtility(round=i, undefended=value, defended=None) for i, value in enumerate((0.5, 0.8, 0.86))]
+    assert any("still learning (+6.0 points" in words for _, words in warned(cost(history=history)))
+
+
+def test_small_samples_are_noted() -> None:
+    assert any("only 8 images" in note for note in verdict(table(1.0, 0.1, 1.0, images=8), victims=8).notes)
+    assert not any("rests on" in note for note in verdict(table(1.0, 0.1, 1.0)).notes)

@@ -361,7 +361,7 @@ def test_a_round_on_digits(digits, protocol):
     assert any(not torch.equal(run.params[name], plain.params[name]) for name in run.params)
 
 
-def test_an_audit_shows_the_perfect_inversion_bound(digits):
+def test_an_audit_shows_the_perturbed_input(digits):
     outcome = fv.audit(
         digits,
         FedEM(steps=4, radius=1.0, min_radius=0.9),

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from fedveil.auditing.result import (
+    Answer,
     Assumption,
     AttackRun,
     Cost,
@@ -23,10 +24,22 @@ from fedveil.auditing.result import (
     Row,
     Trace,
     Verdict,
+    Warned,
 )
+from fedveil.auditing.settings import Audit
+from fedveil.auditing.verdict import judge
 from fedveil.tasks.holdings import Holdings
 
 Pictures = NDArray[np.float32]
+CLASSES = ["t-shirt/top", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot"]
+CONFIG = {
+    "task": {"name": "fashion-mnist", "model": "lenet", "clients": 4, "split": "own", "seed": 7},
+    "defense": [{"name": "gradient-dropout", "keep": 0.8, "sigma": 0.005}],
+    "attack": [{"name": "inverting-gradients", "steps": 2000, "restarts": 2}],
+    "federation": {"rounds": 30, "train": True},
+    "audit": {"victims": 32},
+    "seed": 7,
+}
 HOSTILE = "<script>alert('x')</script>\"><img src=x onerror=alert(1)>{{ 7*7 }}"
 
 
@@ -125,13 +138,7 @@ def provenance(**more: Any) -> Provenance:
     fields: dict[str, Any] = {
         "command": "fedveil audit --data fashion-mnist --model lenet --clients 4 --defense "
         "gradient-dropout:keep=0.8,sigma=0.005 --attack inverting-gradients --images 32 --seed 7",
-        "config": {
-            "data": "fashion-mnist",
-            "model": {"name": "lenet", "activation": "sigmoid"},
-            "defense": {"name": "gradient-dropout", "keep": 0.8, "sigma": 0.005},
-            "attacks": [{"name": "inverting-gradients", "steps": 2000, "restarts": 2}],
-            "seed": 7,
-        },
+        "config": CONFIG,
         "seed": 7,
         "versions": {"fedveil": "0.1.0", "python": "3.11.2", "torch": "2.6.0", "numpy": "1.26.4"},
         "machine": "Linux x86-64, 2 cores, 8 GB; no GPU",
@@ -167,10 +174,6 @@ def full(attacks: tuple[str, ...] = ("inverting-gradients",), count: int = 32) -
     add("", "mean-floor", mean)
     add("", "bound", originals + noise(0.03))
 
-    def told(role: Role) -> str:
-        found = next(one for one in rows if one.role == role).metrics["identified"]
-        return f"{found.mean * 100:.0f} % [{found.low * 100:.0f}–{found.high * 100:.0f}]"
-
     history = [
         RoundUtility(
             round=i,
@@ -179,35 +182,31 @@ def full(attacks: tuple[str, ...] = ("inverting-gradients",), count: int = 32) -
         )
         for i in range(31)
     ]
+    cost = Cost(
+        rounds=30,
+        defended=Estimate(mean=0.832, low=0.825, high=0.839, count=10000),
+        undefended=Estimate(mean=0.855, low=0.848, high=0.862, count=10000),
+        difference=Estimate(mean=-0.023, low=-0.028, high=-0.018, count=10000),
+        history=history,
+        seconds_per_round={"defended": 0.103, "undefended": 0.1},
+        slowdown=1.03,
+        slowdown_interval=Estimate(mean=1.03, low=0.97, high=1.08, count=29),
+        chance=0.1,
+        majority=0.1,
+        bytes_per_round={"up": 246824, "down": 246824},
+    )
     result = Result(
         data="fashion-mnist",
         model="lenet",
         protocol="FedSGD, 4 clients, batch 8",
+        attacked=f"{count} updates of one image each, at the untrained model",
+        label_names=CLASSES,
         holdings=held(4, ["t-shirt/top", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "bag"], 0.5),
         defense=card(),
-        verdict=Verdict(
-            status="partly exposed",
-            sentences=[
-                f"An attacker who knows the defense recognizes {told('adaptive')} of the images (chance 1 %). "
-                f"Undefended: {told('ceiling')}.",
-                "Cost: test accuracy 85.5 % → 83.2 % (−2.3 points [−2.8, −1.8]); a round takes 1.03 times as long.",
-                "Formal guarantee: none.",
-            ],
-            why="Exposed: the lower end of identified lies above 50 %. No leakage found: the interval covers the floor "
-            "(0 %). Here it lies between the two.",
-        ),
+        verdict=judge(rows, cost, "Formal guarantee: none.", settings=Audit(victims=count), among=100, config=CONFIG),
         rows=rows,
         identified_among=100,
-        cost=Cost(
-            rounds=30,
-            defended=Estimate(mean=0.832, low=0.825, high=0.839, count=10000),
-            undefended=Estimate(mean=0.855, low=0.848, high=0.862, count=10000),
-            difference=Estimate(mean=-0.023, low=-0.028, high=-0.018, count=10000),
-            history=history,
-            seconds_per_round={"defended": 0.103, "undefended": 0.1},
-            slowdown=1.03,
-            bytes_per_round={"up": 246824, "down": 246824},
-        ),
+        cost=cost,
         attacks=[
             AttackRun(
                 attack=attack,
@@ -323,7 +322,19 @@ def hostile() -> tuple[Result, Images]:
                 paper=f'"Paper" https://example.org/{"x" * 200}"onmouseover="alert(1) javascript:alert(1)',
                 facts={HOSTILE: long},
             ),
-            "verdict": Verdict(status="exposed", sentences=[long, long, HOSTILE], why=long),
+            "verdict": Verdict(
+                status="exposed",
+                sentences=[long, long, HOSTILE],
+                why=long,
+                warnings=[Warned(words=long, loud=True)],
+                answers=[Answer(question=HOSTILE, status="not judged", why=long)],
+                notes=[long],
+                thresholds=[HOSTILE],
+                next_step=long,
+                command=long,
+            ),
+            "attacked": long,
+            "label_names": [HOSTILE] * 10,
             "attacks": attacks,
             "assumptions": [Assumption(switch=HOSTILE, setting=long, words=long)],
             "not_given": [long],

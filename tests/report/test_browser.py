@@ -5,15 +5,20 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from fedveil.auditing.result import Estimate, Images, Result
+from fedveil.auditing.settings import Audit
+from fedveil.auditing.verdict import judge
 from fedveil.report import render, write_report
 
 from .page_check import FRAMES, TIMEOUT, browser, inspect, run
-from .report_samples import SAMPLES, full
+from .report_samples import CONFIG, SAMPLES, bare, full
 
+needs_pdftotext = pytest.mark.skipif(shutil.which("pdftotext") is None, reason="needs pdftotext to read the pages")
 pytestmark = pytest.mark.skipif(browser() is None, reason="needs Chromium or Chrome on the PATH to look at the report")
 
 A4 = (595, 842)  # points
@@ -42,6 +47,7 @@ BREAKS = {
     "page wider than the window": ("<main>", '<main><p style="width: 3000px">wide</p>'),
     "low contrast": ("<main>", '<main><p style="color: #888; background: #999">pale</p>'),
     "small text": ("<main>", '<main><p style="font-size: 6px">small</p>'),
+    "table cut off": ("<main>", '<main><div class="scroll"><table><tr><td style="min-width: 2000px">wide'),
     "chart text cut off": ("</style>", ".chart .label { transform: translateX(400px); }</style>"),
     "chart texts overlap": ("</style>", ".chart .tick { font-size: 40px; }</style>"),
 }
@@ -71,6 +77,62 @@ def test_the_check_sees_script_errors(tmp_path: Path) -> None:
     findings, _ = inspect(report, tmp_path)
     assert any("Content Security Policy" in finding for finding in findings)
     assert not any("boom" in finding for finding in findings)
+
+
+def printed(result: Result, images: Images, folder: Path) -> list[str]:
+    """The text of every printed page."""
+    report, paper = folder / "report.html", folder / "report.pdf"
+    write_report(result, images, report)
+    run("--no-pdf-header-footer", f"--print-to-pdf={paper}", report.resolve().as_uri())
+    command = ["pdftotext", "-layout", str(paper), "-"]
+    text = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=True).stdout
+    return text.split("\f")[:-1]
+
+
+def with_all_warnings() -> tuple[Result, Images]:
+    """As much as an audit may have to say on its first page."""
+    result, images = full()
+    rows = [row for row in result.rows if row.role != "adaptive"]
+    cost = result.cost.model_copy(
+        update={"rounds": 3, "slowdown_interval": None, "majority": 0.83}
+        | {"difference": Estimate(mean=-0.2, low=-0.3, high=-0.1, count=999)}
+    )
+    few = [row.model_copy(update={"round": number}) for number in (1, 3, 5) for row in rows]
+    verdict = judge(
+        few,
+        cost,
+        "Formal guarantee: ε = 3.2 at δ = 1e-05 for one training example over 30 rounds (PLD accountant). From one "
+        "update no attacker at all can pick the right one of 100 more often than 20 % of the time.",
+        settings=Audit(victims=32, attackers="naive"),
+        among=100,
+        config=CONFIG,
+    )
+    assert verdict.command
+    assert len(verdict.warnings) >= 4
+    return result.model_copy(update={"cost": cost, "verdict": verdict, "rows": [*result.rows, *few]}), images
+
+
+@needs_pdftotext
+@pytest.mark.parametrize("sample", [full, bare, with_all_warnings], ids=["full", "bare", "all warnings"])
+def test_the_summary_is_the_first_sheet_and_the_rest_follows_unfolded(
+    sample: Callable[[], tuple[Result, Images]], tmp_path: Path
+) -> None:
+    first, second, *rest = printed(*sample(), tmp_path)
+    assert "What the updates give away" in first
+    assert "Who ran what" in first
+    assert second.lstrip().startswith("See for yourself")
+    for heading in ("Numbers", "Cost", "What was assumed", "Known weaknesses", "Versions", "Configuration"):
+        assert any(heading in page for page in (second, *rest)), heading
+
+
+@needs_pdftotext
+@pytest.mark.parametrize("count", [9, 13])
+def test_tables_stay_with_their_headings(count: int, tmp_path: Path) -> None:
+    pages = printed(*full(count=count), tmp_path)
+    for heading, head in {"Numbers": "Who\\s", "Cost": "After 30 rounds"}.items():
+        (page,) = [page for page in pages[1:] if re.search(rf"^ *{heading}$", page, re.MULTILINE)]
+        below = page[re.search(rf"^ *{heading}$", page, re.MULTILINE).end() :]  # type: ignore[union-attr]
+        assert re.search(rf"{head}.*\n(.*\n)*.*(No defense|Test accuracy)", below), heading
 
 
 @pytest.mark.parametrize("sample", SAMPLES)

@@ -12,14 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedveil.auditing.result import Images, load_result, save_result
+from fedveil.auditing.result import Images, Result, Warned, load_result, save_result
 from fedveil.errors import FedveilError
 from fedveil.report import render, words, write_report
 from fedveil.report.pictures import LARGEST_SIDE, data_uri
-from fedveil.report.view import beside, grid, lead
+from fedveil.report.view import MOST_COLUMNS, beside, grid, lead
 from fedveil.tasks.holdings import Holdings
 
-from .report_samples import HOSTILE, SAMPLES, bare, full, hostile
+from .report_samples import HOSTILE, SAMPLES, bare, card, full, hostile
 
 HEADINGS = [
     "What the updates give away",
@@ -109,19 +109,95 @@ def test_hostile_text_is_shown_as_text() -> None:
 def test_the_verdict_is_told_in_words_with_its_thresholds(whole: Page) -> None:
     result, _ = full()
     assert f"Verdict: {result.verdict.status}" in whole.text
-    for sentence in (*result.verdict.sentences, result.verdict.why):
+    verdict = result.verdict
+    for sentence in (*verdict.sentences, verdict.why, *verdict.notes, *verdict.thresholds):
         assert sentence in whole.text
     assert "safe" not in whole.text.lower()
 
 
+def test_an_open_verdict_says_what_would_settle_it() -> None:
+    result, images = full()
+    verdict = result.verdict.model_copy(
+        update={"status": "not judged", "next_step": "Use about 90 updates.", "command": "fedveil audit --victims 90"}
+    )
+    warned = verdict.model_copy(update={"warnings": [Warned(words="quiet one."), Warned(words="loud one.", loud=True)]})
+    text = Page(render(result.model_copy(update={"verdict": warned}), images)).text
+    assert "What would settle it: Use about 90 updates." in text
+    assert "fedveil audit --victims 90" in text[: text.index("See for yourself")]
+    assert text.index("Warning: loud one.") < text.index("Note: quiet one.")
+
+
+def test_the_head_says_what_was_attacked_and_every_setting(whole: Page) -> None:
+    head = whole.text[: whole.text.index("Verdict:")]
+    assert "Attacked: 32 updates of one image each, at the untrained model." in head
+    assert "gradient-dropout (keep 0.8, sigma 0.005, at step)" in head
+    result, images = full()
+    chained = card(name="clip + sign", settings={"clip.norm": 1.0, "sign.scale": "one"})
+    text = Page(render(result.model_copy(update={"defense": chained, "attacked": ""}), images)).text
+    assert "clip (norm 1), then sign (scale one)" in text
+    assert "Attacked: 32 updates of one image each." in text  # of an earlier result, as far as it is known
+
+
+def test_the_first_screen_needs_no_training(whole: Page) -> None:
+    first = whole.text[: whole.text.index("See for yourself")].lower()
+    for word in ("db", "floor", "by features", "psnr", "adaptive", "ceiling", "bound"):
+        assert not re.search(rf"\b{word}\b", first), word
+    assert "bound" not in re.sub(r"gives? nothing|bounds nothing", "", whole.text.lower())
+
+
+def test_the_summary_has_four_pictures_and_who_ran_what() -> None:
+    result, images = full()
+    text = render(result, images)
+    four = text[text.index('<figure class="four">') : text.index("</figure>")]
+    assert four.count("<img ") == 4
+    shown = Page(text).text
+    ran = shown[shown.index("Who ran what") : shown.index("See for yourself")]
+    for piece in ("fedveil 0.1.0", "3 min 12 s", "Linux x86-64", "inverting-gradients", "9f86d0819f86…"):
+        assert piece in ran
+
+
+def test_only_the_pictures_are_unfolded() -> None:
+    folds = [
+        (attributes["id"], "open" in attributes) for tag, attributes in Page(render(*full())).tags if tag == "details"
+    ]
+    assert folds[0] == ("pictures", True)
+    assert len(folds) == len(HEADINGS) - 2
+    assert not any(opened for _, opened in folds[1:])
+
+
+def test_a_defense_that_no_informed_attacker_met_is_not_shown_as_met() -> None:
+    result, images = full()
+    text = Page(render(result.model_copy(update={"defense": card(uninformed=["mine"])}), images)).text
+    assert "Knows the defensenot tried" in text
+
+
+def test_each_round_has_its_rows() -> None:
+    result, images = full()
+    rounds = [row.model_copy(update={"round": number, "strongest": False}) for number in (1, 5) for row in result.rows]
+    verdict = result.verdict.model_copy(update={"round": 5})
+    both = result.model_copy(update={"rows": [*result.rows, *rounds], "verdict": verdict})
+    text = Page(render(both, images)).text
+    assert text.count("round 5, inverting-gradients, 32 images") == text.count("all rounds, inverting-gradients") > 0
+    assert "Out of 100, in round 5," in text
+    strongest = lead(both)
+    assert strongest is not None
+    assert strongest.round is None
+
+
+def test_classes_are_named(whole: Page) -> None:
+    assert "Image 21 t-shirt/top" in whole.text
+    result, images = full()
+    assert "Image 21 class 0" in Page(render(result.model_copy(update={"label_names": []}), images)).text
+
+
 def test_the_first_screen_says_who_recognizes_how_many(whole: Page) -> None:
     result, _ = full()
-    start = whole.text.index("Who recognizes how many")
+    start = whole.text.index("Who picks the right image")
     strip = whole.text[start : whole.text.index("See for yourself")]
-    for role in ("ceiling", "naive", "adaptive", "noise-floor"):
+    for role in ("ceiling", "naive", "adaptive", result.verdict.floor):
         row = beside(result, role)  # type: ignore[arg-type]
         assert row is not None
-        assert words.ROLES[row.role] in strip
+        assert words.PLAIN[row.role] in strip
         assert words.percent(row.metrics["identified"]).replace(words.SPACE, " ") in strip
     assert "chance (1 %)" in strip
 
@@ -130,15 +206,16 @@ def test_every_number_of_the_table_has_its_interval() -> None:
     text = render(*full())
     rows = re.findall(r"<tr class=.*?</tr>", text, re.DOTALL)
     result, _ = full()
-    assert len(rows) == len(result.rows)
+    parts = math.ceil(len(result.rows[0].metrics) / MOST_COLUMNS)
+    assert len(rows) == parts * len(result.rows)
     cells = [cell for row in rows for cell in re.findall(r'<td class="number">(.*?)</td>', row)]
     assert cells
     for cell in cells:
         assert cell == words.NONE or re.search(r'<span class="between">\[.+\]</span>', cell), cell
-    assert sum("★ strongest attack" in row for row in rows) == 1
+    assert sum("★ strongest attack" in row for row in rows) == parts
 
 
-def test_rows_go_from_the_ceiling_to_the_bound(whole: Page) -> None:
+def test_rows_go_from_no_defense_to_the_perturbed_input(whole: Page) -> None:
     table = whole.text[whole.text.index("Who reconstructs") : whole.text.index("How to read the rows")]
     places = [table.index(name) for name in words.ROLES.values()]
     assert places == sorted(places)
@@ -155,18 +232,23 @@ def test_pictures_are_worst_first_and_at_most_sixteen() -> None:
     assert leaked == sorted(leaked, reverse=True)
     assert len(shown.cases) == 16
     assert shown.total == 32
-    assert shown.columns == ["ceiling", "naive", "adaptive", "noise-floor"]
+    assert shown.columns == ["ceiling", "naive", "adaptive", result.verdict.floor]
     assert f"{strongest.values['psnr_pixel'][indices[0]]:.1f}\u00a0dB" == shown.cases[0].cells[2].quality
 
 
 def test_comparisons_stay_with_the_strongest_attack() -> None:
     result, _ = full(("first", "second"), count=4)
     rows = [row.model_copy(update={"strongest": row.attack == "second" and row.role == "naive"}) for row in result.rows]
-    result = result.model_copy(update={"rows": rows})
+    for verdict in ({"role": "naive", "attack": "second"}, {"role": None}):  # named by the verdict, or marked
+        told = result.model_copy(update={"rows": rows, "verdict": result.verdict.model_copy(update=verdict)})
+        _assert_all_of_one_attack(told, "second")
+
+
+def _assert_all_of_one_attack(result: Result, attack: str) -> None:
     for role in ("ceiling", "naive", "adaptive", "noise-floor"):
         row = beside(result, role)  # type: ignore[arg-type]
         assert row is not None
-        assert row.attack == "second"
+        assert row.attack == attack
 
 
 def test_sections_with_nothing_to_say_say_so() -> None:
@@ -224,7 +306,8 @@ def test_everything_to_do_it_again_is_there(whole: Page) -> None:
         made.machine,
         *made.versions.values(),
         *made.hashes.values(),
-        '"activation": "sigmoid"',
+        'model = "lenet"',
+        "for fedveil audit --config FILE",
     ):
         assert piece in whole.text
 

@@ -5,14 +5,19 @@ from __future__ import annotations
 import statistics
 from typing import Literal
 
+import numpy as np
+
 from fedveil.auditing.result import Cost, Estimate, RoundUtility
 from fedveil.auditing.scoring import estimate
 from fedveil.federation.history import Utility
 from fedveil.federation.run import Run
-from fedveil.leakage.intervals import bootstrap, paired
+from fedveil.leakage.intervals import bootstrap, expanded_tail, paired
+from fedveil.tasks.task import Task
+
+FEWEST_TIMES = 4  # timed rounds of each run, below which their spread says nothing
 
 
-def measure_cost(undefended: Run | None, defended: Run | None) -> Cost:
+def measure_cost(task: Task, undefended: Run | None, defended: Run | None) -> Cost:
     """The cost of the defense; without a defended run, the utility of the undefended one alone."""
     if undefended is None:
         return Cost()
@@ -33,8 +38,17 @@ def measure_cost(undefended: Run | None, defended: Run | None) -> Cost:
         history=_history(undefended, defended),
         seconds_per_round=seconds,
         slowdown=seconds["defended"] / seconds["undefended"] if defended is not None else None,
+        slowdown_interval=_slowdown(undefended, defended) if defended is not None else None,
         bytes_per_round={"up": last.bytes_up, "down": last.bytes_down},
+        chance=1 / task.classes if task.classes else None,
+        majority=_majority(task) if task.classes else None,
     )
+
+
+def _majority(task: Task) -> float | None:
+    """The share of the most frequent class among the test examples."""
+    labels = task.test.labels
+    return float(labels.bincount().max()) / len(labels) if len(labels) else None
 
 
 def _accuracy(run: Run | None) -> Estimate | None:
@@ -52,8 +66,27 @@ def _beside(
 
 
 def _seconds(run: Run) -> float:
-    """The median round; the first pays for set-up and is left out where there are others."""
-    return statistics.median([record.seconds for record in (run.history[1:] or run.history)])
+    """The median round."""
+    return statistics.median(_times(run))
+
+
+def _times(run: Run) -> list[float]:
+    """The seconds of the rounds; the first pays for set-up and is left out where there are others."""
+    return [record.seconds for record in (run.history[1:] or run.history)]
+
+
+def _slowdown(undefended: Run, defended: Run, resamples: int = 2000) -> Estimate | None:
+    """The ratio of the median rounds, with the interval that the spread of the rounds gives it."""
+    bare, ours = np.asarray(_times(undefended)), np.asarray(_times(defended))
+    fewest = min(len(bare), len(ours))
+    if fewest < FEWEST_TIMES:
+        return None
+    random = np.random.Generator(np.random.Philox(0))
+    medians = [np.median(random.choice(each, (resamples, len(each))), axis=1) for each in (ours, bare)]
+    tail = expanded_tail(0.95, fewest)
+    low, high = np.quantile(medians[0] / medians[1], [tail, 1 - tail])
+    ratio = float(np.median(ours) / np.median(bare))
+    return Estimate(mean=ratio, low=min(float(low), ratio), high=max(float(high), ratio), count=fewest)
 
 
 def _history(undefended: Run, defended: Run | None) -> list[RoundUtility]:

@@ -17,10 +17,14 @@ from fedveil.tasks.holdings import Holdings
 
 # Who reconstructs: the attacker without a defense in the way (ceiling); one who does not know the defense (naive);
 # one who does (adaptive); the attack given noise in place of the update, and the mean training image (floors); and
-# a perfect inversion of the shared gradient, which yields the perturbed input itself (bound).
+# the perturbed input itself, which a perfect inversion of the shared gradient would see ("bound", though it is none:
+# who replays the defense can come nearer to the original).
 Role = Literal["ceiling", "naive", "adaptive", "noise-floor", "mean-floor", "bound"]
 
 Status = Literal["exposed", "partly exposed", "no leakage found by these attacks", "not judged"]
+
+
+MEASURES = ("identified", "identified_features")  # two ways to pick the right image; the stronger one counts
 
 
 class Document(BaseModel):
@@ -41,12 +45,27 @@ class Estimate(Document):
 class Row(Document):
     """One line of the table of numbers: who reconstructed, and every metric with its interval."""
 
-    attack: str  # registered name; "" where no attack is run (mean image, perfect inversion)
+    attack: str  # registered name; "" where no attack is run (mean image, perturbed input)
     role: Role
     metrics: dict[str, Estimate]
     values: dict[str, list[float]]  # metric -> one value per image, in the order of the images
     round: int | None = None  # the attacked round; None: all attacked rounds together
     strongest: bool = False  # the attacker of the defended updates that recovers most
+
+
+class Answer(Document):
+    """One question that an audit asks, and its answer."""
+
+    question: str  # "Can a picture be rebuilt from an update?"
+    status: Status
+    why: str
+
+
+class Warned(Document):
+    """A remark on the verdict, loud where it must not be overlooked."""
+
+    words: str
+    loud: bool = False
 
 
 class Verdict(Document):
@@ -56,6 +75,18 @@ class Verdict(Document):
     sentences: list[str]  # leakage, cost, formal guarantee
     why: str  # how the status follows from the numbers and the printed thresholds
     floor: Role = "noise-floor"  # the better of the two floors: the one that the status was judged against
+    # The row that the first sentence is about, and the metric that it was judged by. Empty in earlier results.
+    role: Role | None = None
+    attack: str = ""
+    round: int | None = None
+    measure: str = "identified"
+    recognizable: Estimate | None = None  # share of its images that are recognizable, see `notes`
+    answers: list[Answer] = []
+    warnings: list[Warned] = []
+    notes: list[str] = []  # what the words of the sentences mean
+    thresholds: list[str] = []  # as set for this audit
+    next_step: str = ""  # what would settle an open verdict
+    command: str = ""  # the same as a command
 
 
 class RoundUtility(Document):
@@ -79,6 +110,9 @@ class Cost(Document):
     history: list[RoundUtility] = []
     seconds_per_round: dict[Literal["defended", "undefended"], float] = {}
     slowdown: float | None = None  # time of a round with the defense / without
+    slowdown_interval: Estimate | None = None  # of the same, from the spread of the rounds; None with too few rounds
+    chance: float | None = None  # accuracy of guessing blindly
+    majority: float | None = None  # accuracy of always naming the most frequent class of the test examples
     bytes_per_round: dict[Literal["up", "down"], int] = {}  # of one client
 
 
@@ -128,6 +162,7 @@ class DefenseCard(Document):
     formal: bool  # whether it is a formal guarantee at all
     weaknesses: list[str]
     paper: str
+    uninformed: list[str] = []  # defenses that do not say what an attacker who knows them would do
     facts: dict[str, str] = {}  # measured or predicted quantities of this run: "cosine to the true gradient": "0.84"
 
 
@@ -151,6 +186,8 @@ class Result(Document):
     data: str
     model: str
     protocol: str  # "FedSGD, 4 clients, batch 8"
+    attacked: str = ""  # "16 updates of one image each, at the untrained model"
+    label_names: list[str] = []  # of the classes, where they have names
     holdings: Holdings | None = None  # who holds what; None in results of versions that did not keep it
     defense: DefenseCard
     verdict: Verdict
@@ -175,8 +212,8 @@ class Result(Document):
 
 def recovers(row: Row) -> tuple[float, float]:
     """How much a row recovers, to compare it with others: the images identified, then how near it comes."""
-    identified, near = (row.metrics[name].mean if name in row.metrics else -math.inf for name in ("identified", "psnr"))
-    return identified, near
+    identified = (row.metrics[name].mean for name in MEASURES if name in row.metrics)
+    return max(identified, default=-math.inf), row.metrics["psnr"].mean if "psnr" in row.metrics else -math.inf
 
 
 class Images:

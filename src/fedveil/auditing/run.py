@@ -25,10 +25,11 @@ from fedveil.auditing.outcome import Outcome
 from fedveil.auditing.provenance import provenance
 from fedveil.auditing.result import AttackRun, Images, Result, Role, Row
 from fedveil.auditing.scoring import Truths, rows_by_round, score_attack, score_given
+from fedveil.auditing.sentences import at_most
 from fedveil.auditing.settings import Audit
 from fedveil.auditing.stages import both, round_of, stages_of, training_stages
 from fedveil.auditing.verdict import judge, strongest
-from fedveil.auditing.words import assumptions, defense_card, not_given, not_tried, protocol_words
+from fedveil.auditing.words import assumptions, attacked_words, defense_card, not_given, not_tried, protocol_words
 from fedveil.clients.engine import Backend
 from fedveil.defenses.base import Defense
 from fedveil.defenses.chain import Chain
@@ -40,6 +41,7 @@ from fedveil.federation.run import Run, engine_for, federate
 from fedveil.federation.settings import Federation
 from fedveil.federation.steps import Plan
 from fedveil.ledger.exposure import exposures
+from fedveil.ledger.picking import most_picked
 from fedveil.ledger.statement import statement
 from fedveil.progress import Meter, style_for
 from fedveil.registry import attacks as attack_registry
@@ -122,37 +124,41 @@ def _audit(asked: Asked, watch: Watch, command: str, workers: Workers) -> Outcom
     tell("judging")
     lead = strongest(rows)
     rows = [row.model_copy(update={"strongest": row is lead}) for row in rows]
-    cost = measure_cost(undefended, defended)
+    rows += rows_by_round(rows, true)
+    cost = measure_cost(task, undefended, defended)
     moved = perturbation([(true.originals.flatten(0, 1), true.seen.flatten(0, 1))], normalization)
     trained = len(defended.history) if defended else None
     alone = None if asked.train else len(settings.rounds)
-    promised = statement(asked.chain, exposures(task, federation, rounds=alone, trained=trained))
+    exposed = exposures(task, federation, rounds=alone, trained=trained)
+    promised = statement(asked.chain, exposed)
     among = true.distractors.shape[1] + 1
     verdict = judge(
         rows,
         cost,
-        promised.sentence,
-        groups=true.groups,
+        promised.sentence + at_most(most_picked(promised, exposed[0], among), among),
+        settings=settings,
         among=among,
-        exposed_above=settings.exposed_above,
-        gain=settings.smallest_gain,
+        config=config,
+        uninformed=asked.chain.without_knowledge,
     )
     some = observed[0].probe
     result = Result(
         data=task.name,
         model=task.model_name,
         protocol=protocol_words(task, federation),
+        attacked=attacked_words(task, federation, settings),
+        label_names=list(task.label_names),
         holdings=holdings(task),
         defense=defense_card(asked.chain, promised, some.undefended, some.defended, moved),
         verdict=verdict,
-        rows=rows + rows_by_round(rows, true),
+        rows=rows,
         identified_among=among,
         judges=judges,
         cost=cost,
         attacks=runs,
         assumptions=assumptions(task, asked.chain, asked.attacks, federation, settings),
         not_given=not_given(task),
-        not_tried=missed + not_tried(asked.attacks, federation, settings),
+        not_tried=missed + not_tried(asked.chain, asked.attacks, federation, settings),
         provenance=provenance(
             command=command,
             config=config,

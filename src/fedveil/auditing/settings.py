@@ -26,3 +26,6 @@ class Audit:
     lpips: Literal["none", "alex", "vgg"] = "none"  # needs weight files, see `fedveil.leakage.lpips`
     exposed_above: Probability = 0.5  # "exposed" where the interval of `identified` lies above this
     smallest_gain: NonNegative = 0.0  # by how much `identified` must beat the floor to count as a leak
+    rule_out: Probability = 0.25  # "no leakage found" only where so many more than the floor can be ruled out
+    recognizable_ssim: Probability = 0.5  # an identified picture of at least this SSIM counts as recognizable
+    large_drop: Probability = 0.05  # a loss of accuracy surely above this is called large

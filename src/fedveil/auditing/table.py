@@ -17,7 +17,7 @@ ROLE_TITLES = {
     "adaptive": "defended, adaptive attacker",
     "noise-floor": "floor: noise for the update",
     "mean-floor": "floor: the mean image",
-    "bound": "perfect inversion (bound)",
+    "bound": "the perturbed input",
 }
 SHOWN = ("identified", "psnr", "ssim", "mse")
 FIELDS = ("attack", "role", "round", "metric", "mean", "low", "high", "count")

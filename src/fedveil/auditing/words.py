@@ -42,6 +42,21 @@ def protocol_words(task: Task, federation: Federation) -> str:
     return f"{name}, {len(task.clients)} clients, batch {federation.batch_size}{local}"
 
 
+def attacked_words(task: Task, federation: Federation, settings: Audit) -> str:
+    """What was attacked: "16 updates of one image each, at the untrained model"."""
+    size, count = settings.batch_size, settings.victims
+    images = "one image" if size == 1 else f"{size} images"
+    updates = f"{count} updates of {images} each" if count > 1 else f"one update of {images}"
+    if federation.protocol == "fedavg" and federation.local_epochs > 1:
+        updates += f" ({federation.local_epochs} local epochs)"
+    # A model built by name starts from random weights; the user's own may have been trained before.
+    first = "at the untrained model" if "split" in task.description else "at the model as it was given"
+    places = [first if number == 1 else f"at the start of round {number}" for number in settings.rounds]
+    if len(places) == 1:
+        return f"{updates}, {places[0]}"
+    return f"{updates}, in each of {len(places)} rounds: {', '.join(places[:-1])} and {places[-1]}"
+
+
 def assumptions(
     task: Task, chain: Chain, attacks: Sequence[Attack], federation: Federation, settings: Audit
 ) -> list[Assumption]:
@@ -67,10 +82,7 @@ def assumptions(
         Assumption(
             switch="knowledge of the defense",
             setting={"both": "without and with", "naive": "without", "adaptive": "with"}[settings.attackers],
-            words="The naive attacker takes the update as it is. The adaptive attacker knows the defense and its "
-            "settings, not its random draws."
-            if chain.defenses
-            else "There is no defense to know.",
+            words=_knowledge_words(chain),
         ),
         Assumption(
             switch="batch-norm statistics",
@@ -99,6 +111,21 @@ def assumptions(
     return found
 
 
+def _knowledge_words(chain: Chain) -> str:
+    if not chain.defenses:
+        return "There is no defense to know."
+    words = (
+        "The naive attacker takes the update as it is. The adaptive attacker knows the defense and its settings, not "
+        "its random draws."
+    )
+    if chain.without_knowledge:
+        words += (
+            f" But {' and '.join(chain.without_knowledge)} does not say what knowing it tells: there the adaptive "
+            "attacker knows no more than the naive one."
+        )
+    return words
+
+
 def not_given(task: Task) -> list[str]:
     """What the attacker had to do without."""
     items = [
@@ -109,7 +136,7 @@ def not_given(task: Task) -> list[str]:
     return items + (["the statistics of the victim's batch"] if _batch_norm(task.model) else [])
 
 
-def not_tried(chosen: Sequence[Attack], federation: Federation, settings: Audit) -> list[str]:
+def not_tried(chain: Chain, chosen: Sequence[Attack], federation: Federation, settings: Audit) -> list[str]:
     """What a stronger attacker might do: absence here is no evidence of safety."""
     others = sorted(attack_registry.entries().keys() - {attack.name for attack in chosen})
     items = [f"the attacks {', '.join(others)}"] if others else []
@@ -119,7 +146,7 @@ def not_tried(chosen: Sequence[Attack], federation: Federation, settings: Audit)
         "a malicious server that changes the model to make it leak",
         "membership inference and attacks on the finished model",
     ]
-    if settings.attackers == "naive":
+    if chain.defenses and (settings.attackers == "naive" or chain.without_knowledge):
         items.insert(0, "an attacker who knows the defense")
     if federation.protocol == "fedsgd" and settings.batch_size == 1 and federation.batch_size > 1:
         items.append(f"updates of whole batches of {federation.batch_size}, as training sends them (set batch_size)")
@@ -164,6 +191,7 @@ def defense_card(
         formal=promised.formal,
         weaknesses=[weakness for defense in chain.defenses for weakness in defense.weaknesses],
         paper="; ".join(papers),
+        uninformed=list(chain.without_knowledge),
         facts=facts,
     )
 

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedveil.cli.config import Config, read_toml, to_toml
+from fedveil.cli.config import Config, read_toml
 from fedveil.errors import FedveilError
 from fedveil.federation.checkpoint import differences
 from fedveil.files import writable_folder, write_atomically
 from fedveil.tasks.own_files import Reference, is_reference
+from fedveil.toml import to_toml
 
 HOME = Path("fedveil-out")  # where runs go that name no folder
 CONFIG = "config.toml"

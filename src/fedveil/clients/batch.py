@@ -19,7 +19,7 @@ class Shared:
     update: Tree  # what is sent
     buffers: Tree  # the model's buffers after the step
     loss: Tensor  # (K,)
-    # The inputs the gradient was taken at. They stay on the client, are used for the perfect-inversion bound
+    # The inputs the gradient was taken at. They stay on the client, are used to score the perturbed input
     # only, and never get into a capture.
     seen: Inputs
 

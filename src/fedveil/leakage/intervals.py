@@ -133,13 +133,24 @@ def _wilson(values: Values, codes: Codes, level: float) -> Interval:
 
 def _agresti_min(differences: Values, codes: Codes, level: float) -> Interval:
     count = _effective_count(differences, codes, -1, 1)
+    gained, lost = float((differences > 0).mean()), float((differences < 0).mean())
+    return _interval(differences, *paired_share_bounds(gained, lost, count, level=level))
+
+
+def paired_share_bounds(gained: float, lost: float, count: float, *, level: float = 0.95) -> tuple[float, float]:
+    """The interval of a difference of two shares over the same `count` images (Agresti and Min 2005).
+
+    gained, lost: the shares of the images on which only the first, or only the second, says yes.
+
+    >>> [round(end, 2) for end in paired_share_bounds(0.5, 0.0, 16)]
+    [0.19, 0.7]
+    """
     # Half an image is added to each of the four ways in which two yes-or-no values can come out.
-    gained = float((differences > 0).mean()) * count + 0.5
-    lost = float((differences < 0).mean()) * count + 0.5
     total = count + 2
-    center = (gained - lost) / total
-    half = _normal_quantile(level) * math.sqrt(gained + lost - (gained - lost) ** 2 / total) / total
-    return _interval(differences, max(-1.0, center - half), min(1.0, center + half))
+    more, fewer = gained * count + 0.5, lost * count + 0.5
+    center = (more - fewer) / total
+    half = _normal_quantile(level) * math.sqrt(more + fewer - (more - fewer) ** 2 / total) / total
+    return max(-1.0, center - half), min(1.0, center + half)
 
 
 def _effective_count(values: Values, codes: Codes, low: float, high: float) -> float:

@@ -37,18 +37,23 @@ class Statement:
     epsilon: float | None  # of the one formal guarantee; None where there is none, or several
     delta: float | None
     paragraph: str  # the sentence, and what each defense does and does not promise
+    holding: tuple[tuple[Defense, Guarantee], ...] = ()  # the formal guarantees that hold in this run
 
 
 @dataclass(frozen=True)
 class _Claim:
     """What one defense would promise, and why it does not here."""
 
-    name: str
+    defense: Defense
     words: str
     epsilon: float
     delta: float
     guarantee: Guarantee
     against: str  # why the claim does not hold in this run; "" if it does
+
+    @property
+    def name(self) -> str:
+        return self.defense.name
 
 
 def statement(chain: Chain, exposure: Exposure | Sequence[Exposure]) -> Statement:
@@ -68,6 +73,7 @@ def statement(chain: Chain, exposure: Exposure | Sequence[Exposure]) -> Statemen
         epsilon=single.epsilon if single else None,
         delta=single.delta if single else None,
         paragraph=_paragraph(sentence, promises, claims, exposures[0]),
+        holding=tuple((claim.defense, claim.guarantee) for claim in valid),
     )
 
 
@@ -93,7 +99,7 @@ def _claim(chain: Chain, place: int, exposures: Sequence[Exposure]) -> _Claim:
             f"ε = {_number(found.epsilon)}{at} for {each[0].protects} over {rounds} ({found.how})"
             f"{_worth(found.epsilon)}"
         )
-    return _Claim(defense.name, words, found.epsilon, found.delta, each[0], _why_not(chain, place, each[0], first))
+    return _Claim(defense, words, found.epsilon, found.delta, each[0], _why_not(chain, place, each[0], first))
 
 
 def _why_not(chain: Chain, place: int, guarantee: Guarantee, exposure: Exposure) -> str:

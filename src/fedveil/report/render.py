@@ -2,33 +2,36 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
+from fedveil.auditing.again import config_file, config_toml
 from fedveil.auditing.result import Images, Result
 from fedveil.errors import FedveilError
 from fedveil.files import write_atomically
 from fedveil.report import clients, view
 from fedveil.report.environment import environment
+from fedveil.report.summary import summary
 
 
 def render(result: Result, images: Images) -> str:
     """The report as one HTML document. All text of the result is escaped."""
     _check(images)
+    grid = view.grid(result, images)
     return (
         environment()
         .get_template("report.html")
         .render(
             result=result,
-            strip=view.strip(result),
+            summary=summary(result, grid),
             lead=view.lead(result),
-            grid=view.grid(result, images),
+            grid=grid,
             table=view.table(result),
             cost_charts=view.cost_charts(result.cost),
             cost_rows=list(view.cost_rows(result.cost)),
             holdings=None if result.holdings is None else clients.held(result.holdings),
             attacks=[(run, view.attack_charts(run)) for run in result.attacks],
-            config=json.dumps(result.provenance.config, indent=2, ensure_ascii=False, default=str),
+            config=config_toml(result.provenance.config),
+            repeats=config_file(result.provenance.config) is not None,
         )
     )
 

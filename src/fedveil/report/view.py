@@ -13,24 +13,14 @@ from numpy.typing import NDArray
 from fedveil.auditing.result import AttackRun, Cost, Estimate, Images, Result, Role, Row
 from fedveil.leakage.catalog import METRICS
 from fedveil.report import words
-from fedveil.report.charts import Axis, Series, interval_bar, line_chart
+from fedveil.report.charts import Axis, Series, line_chart
 from fedveil.report.pictures import data_uri, remarks
 
 MOST_IMAGES = 16
 SMALL_SAMPLE = 30
+MOST_COLUMNS = 7  # of the table of numbers: more are cut off on a laptop and on paper
 # A chart is drawn for a wide and for a narrow page, so that its text is readable on both.
 WIDTHS = {"wide": 720.0, "narrow": 350.0}
-
-
-@dataclass(frozen=True)
-class Bar:
-    """A line of the strip on the first screen: who recognizes how many."""
-
-    role: Role
-    who: str
-    share: str
-    beside: str  # how near the pictures come, and how many are recognized by their features
-    bar: Markup
 
 
 @dataclass(frozen=True)
@@ -87,56 +77,34 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """The numbers: rows from what could leak to what cannot be beaten."""
+    """The numbers: rows from what could leak to what cannot be beaten, columns in parts that fit the page."""
 
-    columns: list[Column]
+    parts: list[list[Column]]
     rows: list[Row]
+    by_round: bool  # whether some rows are of one round
     smallest: int | None  # the smallest number of images behind a row, if that is small
+
+    @property
+    def columns(self) -> list[Column]:
+        """All metrics."""
+        return [column for part in self.parts for column in part]
 
 
 def lead(result: Result) -> Row | None:
-    """The attacker the first screen is about: the strongest on the defended updates, if there is one."""
+    """The attacker the page is about, over all attacked rounds: the verdict's, if it names one."""
+    verdict = result.verdict
+    named = result.row(verdict.role, verdict.attack) if verdict.role else None
     marked = [row for row in result.rows if row.strongest]
     others = (result.row(role) for role in ("adaptive", "naive", "ceiling"))
-    return next((row for row in (*marked, *others) if row is not None), None)
+    return next((row for row in (named, *marked, *others) if row is not None), None)
 
 
-def beside(result: Result, role: Role) -> Row | None:
-    """The row of a role to set beside the strongest attacker: by the same attack, for a fair comparison."""
+def beside(result: Result, role: Role, number: int | None = None) -> Row | None:
+    """The row of a role to set beside that attacker, by the same attack for a fair comparison; of a round, if named."""
     first = lead(result)
-    if first is None or first.role == role:
-        return first
-    return result.row(role, first.attack) or result.row(role)
-
-
-def strip(result: Result) -> list[Bar]:
-    """Who recognizes how many, from no defense to the floor."""
-    roles: list[Role] = ["ceiling", "naive", "adaptive", result.verdict.floor]
-    chance = 1 / result.identified_among if result.identified_among > 0 else None
-    bars = []
-    for role in roles:
-        row = beside(result, role)
-        estimate = row.metrics.get("identified") if row else None
-        share = "not tried" if row is None else "not measured" if estimate is None else words.percent(estimate)
-        bars.append(Bar(role, words.ROLES[role], share, _beside(row), interval_bar(estimate, role, chance)))
-    return bars
-
-
-def _beside(row: Row | None) -> str:
-    """Two more numbers of a row: pixels alone can recognize a picture that shows nothing to the eye."""
-    parts = []
-    if row is not None and "psnr" in row.metrics:
-        parts.append(f"{words.number(row.metrics['psnr'].mean, 1)}{words.SPACE}dB")
-    if row is not None and "identified_features" in row.metrics:
-        share = row.metrics["identified_features"].mean
-        parts.append(f"{words.number(100 * share, 0)}{words.SPACE}% by features")
-    return ", ".join(parts)
-
-
-def _label(result: Result, number: int) -> str:
-    """The name of a class, where there are names."""
-    names = result.holdings.labels if result.holdings is not None else []
-    return names[number] if 0 <= number < len(names) else str(number)
+    rows = [row for row in result.rows if row.role == role and row.round == number]
+    same = [row for row in rows if first is not None and row.attack == first.attack]
+    return next(iter((*same, *rows)), None)
 
 
 def grid(result: Result, images: Images) -> Grid:
@@ -157,7 +125,7 @@ def grid(result: Result, images: Images) -> Grid:
         Case(
             picture=data_uri(images.originals[index]),
             name=f"Image {index + 1}",
-            label=f"label {_label(result, int(images.labels[index]))}" if index < len(images.labels) else "",
+            label=words.label(int(images.labels[index]), result.label_names) if index < len(images.labels) else "",
             cells=[_cell(index, role, row, pictures, quality) for role, row, pictures in columns],
         )
         for index in order[:MOST_IMAGES]
@@ -204,21 +172,28 @@ def _cell(index: int, role: Role, row: Row | None, pictures: NDArray[np.float32]
 
 
 def table(result: Result) -> Table:
-    """The numbers of all attackers, floors and bounds."""
+    """The numbers of all attackers and floors: over all rounds first, then round by round."""
     present = {name for row in result.rows for name in row.metrics}
     names = [name for name in METRICS if name in present] + sorted(present - METRICS.keys())
-    columns = []
-    for name in names:
-        known = words.metric(name)
-        share = words.is_share(name)
-        unit = "%" if share else known.unit if known else ""
-        private = f"{known.arrow} private" if known else ""
-        title, explained, digits = (known.title, known.words, known.digits) if known else (name, "", 3)
-        columns.append(Column(name, title, unit, private, explained, share, digits))
+    columns = [_column(name) for name in names]
     roles = list(words.ROLES)
-    rows = sorted(result.rows, key=lambda row: roles.index(row.role))
+    rows = sorted(result.rows, key=lambda row: (row.round or 0, roles.index(row.role)))
     smallest = min((one.count for row in rows for one in row.metrics.values()), default=SMALL_SAMPLE)
-    return Table(columns, rows, smallest if smallest < SMALL_SAMPLE else None)
+    return Table(
+        parts=[columns[start : start + MOST_COLUMNS] for start in range(0, len(columns), MOST_COLUMNS)],
+        rows=rows,
+        by_round=any(row.round is not None for row in rows),
+        smallest=smallest if smallest < SMALL_SAMPLE else None,
+    )
+
+
+def _column(name: str) -> Column:
+    known = words.metric(name)
+    share = words.is_share(name)
+    unit = "%" if share else known.unit if known else ""
+    private = f"{known.arrow} private" if known else ""
+    title, explained, digits = (known.title, known.words, known.digits) if known else (name, "", 3)
+    return Column(name, title, unit, private, explained, share, digits)
 
 
 def cost_charts(cost: Cost) -> dict[str, Markup]:
@@ -279,6 +254,9 @@ def cost_rows(cost: Cost) -> Iterator[tuple[str, str, str, str]]:
             words.percent(cost.defended, 1),
             words.points(cost.difference),
         )
+    if cost.majority is not None:
+        blind = f"{words.number(100 * cost.majority, 1)}{words.SPACE}%"
+        yield "The same, always naming the most frequent class", blind, blind, words.NONE
     for name, values in cost.beside.items():
         without, with_it = (values.get(which) for which in ("undefended", "defended"))
         yield (
@@ -290,6 +268,10 @@ def cost_rows(cost: Cost) -> Iterator[tuple[str, str, str, str]]:
     if cost.seconds_per_round or cost.slowdown is not None:
         times = cost.seconds_per_round
         ratio = f"{words.number(cost.slowdown)} times as long" if cost.slowdown is not None else words.NONE
+        between = cost.slowdown_interval
+        if between is not None:
+            noise = ", within noise" if between.low <= 1 <= between.high else ""
+            ratio += f" {words.between(between.low, between.high)}{noise}"
         yield (
             "Time of a round",
             words.duration(times.get("undefended")),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -22,7 +23,7 @@ ROLES: dict[Role, str] = {
     "adaptive": "Knows the defense",
     "noise-floor": "Floor: noise in place of the update",
     "mean-floor": "Floor: the mean training image",
-    "bound": "Bound: perfect inversion",
+    "bound": "The perturbed input",
 }
 
 ROLE_NOTES: dict[Role, str] = {
@@ -31,8 +32,18 @@ ROLE_NOTES: dict[Role, str] = {
     "adaptive": "attacks the defended updates with all that knowing the defense tells",
     "noise-floor": "the attack with nothing to learn from: what luck and the attack's own prior give",
     "mean-floor": "no attack at all: always guess the average image",
-    "bound": "what a perfect inversion of the shared gradient would give: the very input it was taken at, with "
-    "whatever the defense did to that input",
+    "bound": "no attack: the very input that the shared gradient was taken at, with whatever the defense did to it. "
+    "Who inverts the gradient perfectly sees this; who also replays the defense can come nearer to the original",
+}
+
+# On the first screen, which needs no training to read.
+PLAIN: dict[Role, str] = {
+    "ceiling": "No defense",
+    "naive": "Does not know the defense",
+    "adaptive": "Knows the defense",
+    "noise-floor": "A guess without the update",
+    "mean-floor": "A guess without the update",
+    "bound": "The perturbed input",
 }
 
 # Short enough for the end of a line in a chart.
@@ -42,7 +53,7 @@ ROLE_LABELS: dict[Role, str] = {
     "adaptive": "knows the defense",
     "noise-floor": "noise (floor)",
     "mean-floor": "mean image",
-    "bound": "perfect inversion",
+    "bound": "perturbed input",
 }
 
 
@@ -120,7 +131,7 @@ def kept_together(text: str) -> Markup:
     >>> print(kept_together("38 % [30–47] of <all>"))
     <span class="whole">38 %</span> <span class="whole">[30–47]</span> of &lt;all&gt;
     """
-    parts = re.split(r"([−+-]?[\d.,]+[ \u00a0]%|\[[\d.,;–−% \u00a0-]{1,24}\])", text)
+    parts = re.split(r"([−+-]?[\d.,]+[ \u00a0]%|\[[\d.,;–−+% \u00a0-]{1,24}\])", text)
     return Markup("").join(
         Markup('<span class="whole">{}</span>').format(part) if index % 2 else escape(part)
         for index, part in enumerate(parts)
@@ -202,6 +213,16 @@ def setting(value: Any) -> str:
 def settings(values: dict[str, Any]) -> list[tuple[str, str]]:
     """Settings by name, as a person writes them."""
     return [(name, setting(value)) for name, value in values.items()]
+
+
+def label(number: int, names: Sequence[str]) -> str:
+    """A class by its name, where it has one.
+
+    >>> label(4, ["a", "b", "c", "d", "coat"]), label(1, ["0", "1"]), label(7, [])
+    ('coat', 'class 1', 'class 7')
+    """
+    name = names[number] if 0 <= number < len(names) else ""
+    return name if name not in ("", str(number)) else f"class {number}"
 
 
 def prose(text: str) -> Markup:
