@@ -8,6 +8,7 @@ from fedveil.auditing.result import Estimate, Images, Result, Row, save_result
 from fedveil.errors import FedveilError
 from fedveil.files import writable_folder
 from fedveil.leakage.catalog import METRICS
+from fedveil.ownership import owned
 
 ROLE_TITLES = {
     "ceiling": "undefended (ceiling)",
@@ -109,8 +110,9 @@ class Outcome:
 
     def save(self, folder: Path | str) -> Path:
         """Write `result.json` and `images.safetensors`."""
-        folder = writable_folder(Path(folder))
-        save_result(self.result, self.images, folder)
+        folder = Path(folder)
+        with owned(folder):
+            save_result(self.result, self.images, folder)
         return folder
 
     def __repr__(self) -> str:

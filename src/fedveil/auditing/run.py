@@ -39,6 +39,7 @@ from fedveil.federation.settings import Federation
 from fedveil.federation.steps import Plan
 from fedveil.ledger.exposure import exposures
 from fedveil.ledger.statement import statement
+from fedveil.ownership import owned
 from fedveil.registry import attacks as attack_registry
 from fedveil.tasks.task import Task, holdings
 from fedveil.workers import Workers, opened
@@ -75,7 +76,8 @@ def audit(
     federation: how it is trained; also without training (`train=False`) its protocol, batch and rate decide what an
         update is.
     settings: which updates are attacked and how they are judged.
-    folder: where the training runs keep their checkpoints, so that a stopped audit can go on with `resume=True`.
+    folder: where the training runs keep their checkpoints, so that a stopped audit can go on with `resume=True`. One
+        audit at a time has a folder: another is refused.
     workers: so many processes, or those of a pool, train FedAvg's clients and attack.
     """
     asked = Asked(
@@ -91,7 +93,7 @@ def audit(
         folder=None if folder is None else Path(folder),
         resume=resume,
     )
-    with opened(workers) as pool:
+    with owned(folder), opened(workers) as pool:
         return _audit(asked, watch or Watch(), command or "fedveil.audit(...) with the configuration below", pool)
 
 

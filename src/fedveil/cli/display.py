@@ -6,12 +6,14 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from fedveil.signals import Signaled, exit_code
 
 if TYPE_CHECKING:
     from fedveil.federation.observers import Observer
@@ -19,7 +21,11 @@ if TYPE_CHECKING:
 
 
 class Stopped(Exception):
-    """Ctrl-C, with what to type to go on."""
+    """Ctrl-C or another signal, with what to type to go on."""
+
+    def __init__(self, words: str, code: int) -> None:
+        super().__init__(words)
+        self.code = code
 
 
 class Display:
@@ -88,12 +94,13 @@ class Display:
             self._bar = None
 
     @contextmanager
-    def running(self, go_on: str = "") -> Iterator[None]:
-        """While the work goes on: Ctrl-C becomes a line that says how to go on."""
+    def running(self, go_on: Callable[[], str] = lambda: "") -> Iterator[None]:
+        """While the work goes on: Ctrl-C becomes a line that says how to go on, if there is something to go on with."""
         try:
             yield
-        except KeyboardInterrupt:
-            raise Stopped(f"stopped; go on with: {go_on}" if go_on else "stopped") from None
+        except (KeyboardInterrupt, Signaled) as error:
+            command = go_on()
+            raise Stopped(f"stopped; go on with: {command}" if command else "stopped", exit_code(error)) from None
         finally:
             self._close()
 

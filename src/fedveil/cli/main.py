@@ -19,7 +19,9 @@ from fedveil.cli.display import Stopped, debugging, one_line, set_up_logging
 from fedveil.cli.options import Given, with_settings
 from fedveil.errors import FedveilError, unknown_name
 from fedveil.leakage.catalog import METRICS
+from fedveil.ownership import owned
 from fedveil.registry import REGISTRIES, Entry
+from fedveil.signals import Signaled, exit_code, hear_signals
 from fedveil.version import __version__
 
 # Newer versions of Typer carry a Click of their own; its errors are found through one that Typer shows.
@@ -43,11 +45,16 @@ def main() -> None:
     # Read when torch is loaded, which no command has done yet.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     set_up_logging()
-    sys.exit(run(sys.argv[1:]))
+    try:
+        hear_signals()
+        code = run(sys.argv[1:])
+    except (KeyboardInterrupt, Signaled) as error:  # before the command began, or after its end
+        code = exit_code(error)
+    sys.exit(code)
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command; returns the exit code: 0, 2 for wrong input, 130 for Ctrl-C, 1 for anything else."""
+    """Run one command; returns the exit code: 0, 2 for wrong input, 128 + the number of a signal, else 1."""
     try:
         done = app(list(arguments) or ["--help"], standalone_mode=False, prog_name="fedveil")
         return done if isinstance(done, int) else 0
@@ -56,9 +63,9 @@ def run(arguments: Sequence[str]) -> int:
     except _UsageError as error:
         return _fail(error.format_message(), 2)  # type: ignore[attr-defined]
     except Stopped as error:
-        return _fail(str(error), 130)
-    except (KeyboardInterrupt, typer.Abort):
-        return _fail("stopped", 130)
+        return _fail(str(error), error.code)
+    except (KeyboardInterrupt, typer.Abort, Signaled) as error:
+        return _fail("stopped", exit_code(error))
     except Exception as error:
         if debugging():
             traceback.print_exc()
@@ -198,7 +205,9 @@ def _report(
     from fedveil.auditing.outcome import Outcome
     from fedveil.auditing.result import load_result
 
-    print(Outcome(*load_result(folder)).report(path or folder / "report.html"))
+    # Who writes into the folder must have it. A report elsewhere only reads, which never meets a half-written file.
+    with owned(folder if path is None and folder.is_dir() else None):
+        print(Outcome(*load_result(folder)).report(path or folder / "report.html"))
 
 
 @app.command("list")

@@ -15,28 +15,37 @@ from fedveil.auditing.result import load_result
 from fedveil.auditing.run import Watch, audit
 from fedveil.cli.config import Config
 from fedveil.cli.display import Display
-from fedveil.cli.folder import CONFIG, Claim, claim
+from fedveil.cli.folder import CONFIG, Claim, claimed
 from fedveil.cli.options import Given
-from fedveil.federation.run import Run, engine_for, federate
-from fedveil.federation.steps import Plan
+from fedveil.federation.observers import Observer
+from fedveil.federation.run import Run, checked_plan, federate
 from fedveil.files import write_atomically
 from fedveil.tasks.task import Task
+from fedveil.workers import Workers, pack
 
 
 def run_audit(given: Given) -> None:
-    """Everything that can be wrong is found before the folder is touched and before long work starts."""
+    """Everything that can be wrong is found before the folder's contents are touched and before long work starts."""
     config = Config.read("audit", given)
-    place = claim(config, given.config, resume=given.resume)
+    with claimed(config, given.config, resume=given.resume) as place:
+        _run_audit(config, place)
+
+
+def _run_audit(config: Config, place: Claim) -> None:
     if place.finished:
         _show_audit(Outcome(*load_result(place.path)), place, config)
         return
     task = config.build_task()
     check_audit(Asked(task, config.chain, tuple(config.attack), config.federation, config.audit, train=config.trains))
-    _check_training(config, task)
-    place.take(config)
     display = Display(quiet=config.quiet, resumes=place.resumes)
     command = _command(config, place)
-    with display.running(f"{command} --resume"), config.pool() as pool:
+
+    def stage(line: str) -> None:
+        place.begin(config)  # the first stage comes after all that an audit checks
+        display.stage(line)
+
+    with display.running(lambda: _to_go_on(config, place)), config.pool() as pool:
+        _check_training(config, task, pool)
         outcome = audit(
             task,
             config.chain,
@@ -49,7 +58,7 @@ def run_audit(given: Given) -> None:
             folder=place.path,
             resume=place.resumes,
             train=config.trains,
-            watch=Watch(observers=display.observers(), stage=display.stage, attack=display.attack),
+            watch=Watch(observers=display.observers(), stage=stage, attack=display.attack),
             command=command,
             workers=pool,
         )
@@ -84,12 +93,15 @@ def _show_audit(outcome: Outcome, place: Claim, config: Config) -> None:
 def run_train(given: Given) -> None:
     """Train, and keep the model, its history and what was captured."""
     config = Config.read("train", given)
-    place = claim(config, given.config, resume=given.resume)
+    with claimed(config, given.config, resume=given.resume) as place:
+        _run_train(config, place)
+
+
+def _run_train(config: Config, place: Claim) -> None:
     task = config.build_task()
-    _check_training(config, task)
-    place.take(config)
     display = Display(quiet=config.quiet, resumes=place.resumes)
-    with display.running(f"{_command(config, place)} --resume"), config.pool() as pool:
+    with display.running(lambda: _to_go_on(config, place)), config.pool() as pool:
+        _check_training(config, task, pool)
         display.stage(f"training under {config.chain}" if config.defense else "training")
         run = federate(
             task,
@@ -98,7 +110,7 @@ def run_train(given: Given) -> None:
             seed=config.seed,
             backend=config.backend,
             device=config.device,
-            observers=display.observers(),
+            observers=(_Begins(config, place), *display.observers()),
             folder=place.path,
             resume=place.resumes,
             workers=pool,
@@ -107,10 +119,36 @@ def run_train(given: Given) -> None:
     _show_run(run, place, config)
 
 
-def _check_training(config: Config, task: Task) -> None:
-    """Refuse what the federation would refuse, while nothing is written yet."""
-    engine = engine_for(task, config.federation, backend=config.backend, device=config.device)
-    Plan(task, config.chain, config.federation, config.seed, engine).check()
+class _Begins(Observer):
+    """The folder's contents are this run's from the first round on, when nothing can be refused any more."""
+
+    def __init__(self, config: Config, place: Claim) -> None:
+        self._config, self._place = config, place
+
+    def on_start(self, *told: object) -> None:
+        self._place.begin(self._config)
+
+
+def _check_training(config: Config, task: Task, pool: Workers) -> None:
+    """Refuse what the federation would refuse, and what processes that attack would."""
+    attacks_only = config.command == "audit" and config.federation.protocol == "fedsgd"
+    with Workers(1) as one:
+        checked_plan(
+            task,
+            config.chain,
+            config.federation,
+            seed=config.seed,
+            backend=config.backend,
+            device=config.device,
+            workers=one if attacks_only else pool,
+        )
+    if pool.forced:
+        pack((task.model, task.loss, config.chain, config.attack))
+
+
+def _to_go_on(config: Config, place: Claim) -> str:
+    """What to type after a stop, if the run has begun."""
+    return f"{_command(config, place)} --resume" if place.begun else ""
 
 
 def _save_run(run: Run, task: Task, place: Claim) -> None:
