@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 BASE := $(VENV)/.base-ready
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test test-slow lint format bench fuzz clean
+.PHONY: setup demo test test-slow lint format bench fuzz kill clean
 
 setup: $(READY)
 
@@ -47,6 +47,10 @@ bench: $(READY)
 # Twenty-four thousand damaged and hostile files; `make fuzz FUZZ="--seed 1"` makes others, FUZZ="--files 100000" more.
 fuzz: $(READY)
 	$(BIN)/python -m fuzz $(FUZZ)
+
+# Two hundred kills of runs that are resumed afterwards; `make kill KILL="--seed 1"` kills them elsewhere.
+kill: $(READY)
+	$(BIN)/python -m kill $(KILL)
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from waiting import PATIENCE
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -24,5 +26,5 @@ def assert_links_lead_to_files(text: str, folder: Path) -> None:
 def assert_runs(command: str, folder: Path) -> None:
     """Run a `fedveil ...` of a page in a folder."""
     words = [sys.executable, "-m", "fedveil", *shlex.split(command, comments=True)[1:]]
-    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 0, f"{command}\n{done.stderr}"

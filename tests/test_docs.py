@@ -21,6 +21,7 @@ from fedveil.defenses.base import Defense
 from fedveil.fields import field_names, parse_value
 from fedveil.registry import defenses
 from pages import ROOT, blocks
+from waiting import PATIENCE
 
 TEXT = (ROOT / "docs" / "defenses.md").read_text(encoding="utf-8")
 NAMES = list(defenses.entries())
@@ -131,7 +132,9 @@ def test_protocols_are_told_as_the_classes_have_them() -> None:
 def test_some_examples_run(name: str, tmp_path: Path) -> None:
     words = [sys.executable, "-m", "fedveil", *shlex.split(example(name))[1:], "--quiet", "--out", "out"]
     settings = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(words, cwd=tmp_path, env=settings, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(
+        words, cwd=tmp_path, env=settings, capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "out" / "report.html").exists()
     assert f"Formal guarantee: {'none' if name == 'clip' else 'ε = 0.3 per release for the sign'}" in done.stdout

@@ -13,6 +13,7 @@ import pytest
 
 from fedveil.errors import FedveilError
 from fedveil.files import PART, remove_leftovers, writable_folder, write_atomically
+from waiting import wait_for
 
 
 def test_writes_and_replaces(tmp_path):
@@ -71,9 +72,7 @@ def test_killed_writers_leave_whole_files(tmp_path):
     for wait in (0.01, 0.017, 0.023):
         before = path.stat().st_ino
         writer = subprocess.Popen([sys.executable, "-c", script, str(path)])
-        limit = time.monotonic() + 30
-        while path.stat().st_ino == before and time.monotonic() < limit:
-            time.sleep(0.001)
+        wait_for(lambda old=before: path.stat().st_ino != old, failed=writer.poll)
         time.sleep(wait)
         writer.send_signal(signal.SIGKILL)
         writer.wait()

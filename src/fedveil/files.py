@@ -84,5 +84,16 @@ def writable_folder(path: Path) -> Path:
         with tempfile.TemporaryFile(dir=path):
             pass
     except OSError as error:
-        raise FedveilError(f"cannot write to {path}: {error.strerror}; choose another folder with --out") from None
+        reason = error.strerror
+        if isinstance(error, FileExistsError):
+            obstacle = Path(error.filename)
+            reason = f"{obstacle.name} is a {'link that leads nowhere' if obstacle.is_symlink() else 'file'}"
+        raise FedveilError(f"cannot write to {_shown(path)}: {reason}; choose another folder with --out") from None
+    except ValueError as error:  # a NUL in its name
+        raise FedveilError(f"cannot write to {_shown(path)}: {error}; choose another folder with --out") from None
     return path
+
+
+def _shown(path: Path) -> str:
+    text = str(path)
+    return text if len(text) <= 120 else f"{text[:120]}…"

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import hashlib
 import io
+import mmap
 import multiprocessing
 import multiprocessing.connection
+import multiprocessing.reduction
 import os
 import pickle
-import signal
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
@@ -28,6 +29,7 @@ from torch import Tensor
 
 from fedveil.errors import FedveilError
 from fedveil.memory import keep_freed_memory
+from fedveil.signals import deaf_children
 from fedveil.tensors import own_memory
 
 WORTH_SECONDS = 20.0  # starting processes takes a few seconds: shorter work runs in one
@@ -54,7 +56,8 @@ class Workers:
             raise FedveilError(f"the number of worker processes must be 1 or more, not {count}")
         self.count = count
         self.least_seconds = least_seconds
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._shelf: _Shelf | None = None
+        self._places: dict[bytes, Place] = {}  # by the hash of what is there
         self._pool: ProcessPoolExecutor | None = None
         self._ticks: Any = None
 
@@ -87,18 +90,16 @@ class Workers:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def share(self, value: Any) -> Path:
+    def share(self, value: Any) -> Place:
         """Put a value, such as a task, where every worker reads it once; equal values have one place.
 
-        The place is a file in a folder that nobody else may read, and that goes with the pool.
+        No other program sees it, and it is gone with the processes, however they end.
         """
         content = pack(value)
-        if self._folder is None:
-            self._folder = tempfile.TemporaryDirectory(prefix="fedveil-workers-")
-        path = Path(self._folder.name) / hashlib.blake2b(content, digest_size=16).hexdigest()
-        if not path.exists():
-            path.write_bytes(content)
-        return path
+        key = hashlib.blake2b(content, digest_size=16).digest()
+        if key not in self._places:
+            self._places[key] = self._the_shelf().put(content, key)
+        return self._places[key]
 
     def map(
         self, function: Callable[[Any], Any], jobs: Iterable[Any], on_tick: Callable[[], None] | None = None
@@ -129,22 +130,31 @@ class Workers:
         """End the processes at once, whatever they are doing."""
         if self._pool is not None:
             processes = list((self._pool._processes or {}).values())
-            self._pool.shutdown(wait=False, cancel_futures=True)
             for process in processes:
-                process.terminate()
+                process.kill()  # before the pool is shut down, of which they would complain
+            self._pool.shutdown(wait=False, cancel_futures=True)
             for process in processes:
                 process.join()
             self._pool = None
-        if self._folder is not None:
-            self._folder.cleanup()
-            self._folder = None
+        if self._shelf is not None:
+            self._shelf.close()
+            self._shelf = None
+        self._places.clear()
 
     def _started(self) -> ProcessPoolExecutor:
         if self._pool is None:
             context = multiprocessing.get_context("spawn")
-            self._ticks = context.Value("q", 0)
-            self._pool = ProcessPoolExecutor(self.count, context, _start, (self._ticks,))
+            with deaf_children():
+                self._ticks = context.Value("q", 0)  # starts Python's resource tracker, which lets signals in again
+            with deaf_children():
+                self._pool = ProcessPoolExecutor(self.count, context, _start, (self._ticks, self._the_shelf()))
+                self._pool.submit(int)  # the processes start with the first job
         return self._pool
+
+    def _the_shelf(self) -> _Shelf:
+        if self._shelf is None:
+            self._shelf = _Shelf(_nameless_memory())
+        return self._shelf
 
     def _tell(self, on_tick: Callable[[], None] | None) -> None:
         with self._ticks.get_lock():
@@ -159,11 +169,67 @@ def opened(workers: int | Workers) -> AbstractContextManager[Workers]:
     return nullcontext(workers) if isinstance(workers, Workers) else Workers(workers)
 
 
+# ---- what is shared ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a shared value lies."""
+
+    key: bytes  # a hash of the value
+    start: int
+    size: int
+
+
+class _Shelf:
+    """Memory without a name, one value behind the other. Workers get it when they start; it may be filled later."""
+
+    def __init__(self, file: int) -> None:
+        self._file = open(file, "r+b")  # noqa: SIM115 (closed with the pool)
+        self._end = 0
+
+    def put(self, content: bytes, key: bytes) -> Place:
+        place = Place(key, self._end, len(content))
+        self._file.seek(place.start)
+        self._file.write(content)
+        self._file.flush()
+        self._end += len(content)
+        return place
+
+    def get(self, place: Place) -> Any:
+        end = place.start + place.size
+        with (
+            mmap.mmap(self._file.fileno(), end, access=mmap.ACCESS_READ) as mapped,
+            memoryview(mapped) as view,
+            view[place.start : end] as content,
+        ):
+            return pickle.loads(content)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __reduce__(self) -> Any:
+        return _shelf, (multiprocessing.reduction.DupFd(self._file.fileno()),)  # for a process that is being started
+
+
+def _shelf(file: Any) -> _Shelf:
+    return _Shelf(file.detach())
+
+
+def _nameless_memory() -> int:
+    """A file of clients' data that no folder lists: nothing of it is left, also when all processes are killed."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("fedveil")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
 # ---- inside a worker ---------------------------------------------------------------------------------
 
 
 _ticks: list[Any] = []
-_values: dict[Path, Any] = {}
+_shelves: list[_Shelf] = []
+_values: dict[Place, Any] = {}
 
 
 def tick() -> None:
@@ -173,18 +239,18 @@ def tick() -> None:
             _ticks[0].value += 1
 
 
-def shared(path: Path) -> Any:
+def shared(place: Place) -> Any:
     """The value that was put there with `Workers.share`; read once by each worker."""
-    if path not in _values:
-        _values[path] = pickle.loads(path.read_bytes())
-    return _values[path]
+    if place not in _values:
+        _values[place] = _shelves[0].get(place)
+    return _values[place]
 
 
-def _start(ticks: Any) -> None:
+def _start(ticks: Any, shelf: _Shelf) -> None:
     torch.set_num_threads(1)
     keep_freed_memory()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process hears it and ends the others
     _ticks.append(ticks)
+    _shelves.append(shelf)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 

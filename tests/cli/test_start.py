@@ -7,7 +7,6 @@ import logging
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -27,11 +26,9 @@ sys.exit(f"imported {heavy}" if heavy else code)
 
 @pytest.mark.parametrize("arguments", [["--help"], ["audit", "--help"], ["list", "defenses"], ["list"]])
 def test_help_and_lists_come_at_once_and_without_torch(arguments: list[str], tmp_path: Path) -> None:
-    begun = time.perf_counter()
     done = subprocess.run([sys.executable, "-c", PROBE, *arguments], cwd=tmp_path, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.strip()
-    assert time.perf_counter() - begun < 10  # 1 s on an idle machine; this one may be busy
 
 
 def test_the_version(fedveil) -> None:

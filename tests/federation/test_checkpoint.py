@@ -32,6 +32,7 @@ from fedveil.federation.settings import Federation
 from fedveil.federation.tensorfile import KEY, ORDER, seal
 from fedveil.tasks.task import Task, task
 from fedveil.tensors import read_safetensors
+from waiting import PATIENCE
 
 from .small import Feedback, Noted, Shift, assert_rows_equal, small_task
 
@@ -390,7 +391,7 @@ def test_a_killed_process_is_resumed_to_the_last_bit(tmp_path: Path) -> None:
         [sys.executable, "-c", KILLED, str(tmp_path)],
         cwd=Path(__file__).parents[2],
         env=environment,
-        timeout=120,
+        timeout=PATIENCE,
         check=False,
         capture_output=True,
         text=True,

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from fedveil.cli.main import run
+from waiting import PATIENCE
 
 SMALL = ("--data", "digits", "--model", "mlp:hidden=[16]", "--limit", "120", "--clients", "2")
 QUICK = (*SMALL, "--rounds", "2", "--victims", "3", "--attack", "inverting-gradients:steps=12", "--candidates", "10")
@@ -42,7 +43,9 @@ def program(*arguments: str | Path) -> list[str]:
 
 def run_program(*arguments: str | Path, cwd: Path) -> Said:
     """Run the command in a process of its own."""
-    done = subprocess.run(program(*arguments), cwd=cwd, env=environment(), capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        program(*arguments), cwd=cwd, env=environment(), capture_output=True, text=True, timeout=PATIENCE
+    )
     return Said(done.returncode, done.stdout, done.stderr)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from .console import QUICK, Fedveil, files, refused
+from .console import QUICK, SMALL, Fedveil, files, refused
 
 
 @pytest.mark.parametrize(
@@ -139,6 +139,25 @@ def test_a_folder_that_cannot_be_written_to(fedveil: Fedveil, tmp_path: Path) ->
     refused(fedveil("audit", *QUICK, "--out", "mine", "--overwrite"), "holds no run of fedveil")
     refused(fedveil("train", *QUICK[:8], "--out", "file/below"), "cannot write to")
     assert files(tmp_path) == ["file", "mine/letter.txt"]
+
+
+@pytest.mark.parametrize(
+    "out, words",
+    [
+        ("x" * 300, "File name too long"),
+        ("a\0b", ""),
+        ("a\nb", "cannot be shown"),
+        ("link", "link is a link that leads nowhere"),
+        ("link/below", "link is a link that leads nowhere"),
+        ("/proc/fedveil", "cannot write to /proc/fedveil"),
+    ],
+    ids=["long", "nul", "line break", "broken link", "below a broken link", "read-only"],
+)
+def test_a_name_that_no_folder_can_have(fedveil: Fedveil, tmp_path: Path, out: str, words: str) -> None:
+    (tmp_path / "link").symlink_to("nowhere")
+    for command in (["audit", *QUICK], ["train", *SMALL], ["attack", "capture.safetensors"]):
+        refused(fedveil(*command, "--out", out), words, "--out")
+    assert list(tmp_path.iterdir()) == [tmp_path / "link"]
 
 
 def test_a_report_of_something_else(fedveil: Fedveil, tmp_path: Path) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,29 +13,29 @@ import pytest
 import safetensors.torch
 import torch
 
+from fedveil.signals import STOPPING
+from waiting import gone, wait_for
+
 from .console import SMALL, Fedveil, environment, files, program, refused, run_program
 
 LONG = (*SMALL, "--rounds", "24", "--victims", "2", "--attack", "inverting-gradients:steps=6", "--candidates", "10")
 DEFENDED = ("--defense", "gradient-dropout", "--backend", "stacked", "--seed", "4")
 
 
-def begin(*arguments: str | Path, cwd: Path, until: Path) -> subprocess.Popen[str]:
+def begin(*arguments: str | Path, cwd: Path, until: Path, **variables: str) -> subprocess.Popen[str]:
     """Start a command and wait until it has written a file."""
     running = subprocess.Popen(
         program(*arguments),
         cwd=cwd,
-        env=environment(),
+        env={**environment(), **variables},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        start_new_session=True,  # as in a terminal of its own: its processes are one group
         # A shell's background jobs, and what they start, ignore Ctrl-C.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
-    deadline = time.monotonic() + 60
-    while not until.exists():
-        assert running.poll() is None, running.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_for(until.exists, failed=lambda: running.poll() is not None and running.communicate())
     return running
 
 
@@ -91,11 +91,87 @@ def test_ctrl_c_says_how_to_go_on_and_leaves_nothing_half_written(tmp_path: Path
         command, *options, "--rounds", "300", "--quiet", "--out", folder.name, cwd=tmp_path, until=checkpoint
     )
     running.send_signal(signal.SIGINT)
-    out, err = running.communicate(timeout=30)
+    out, err = running.communicate()
     assert (running.returncode, out) == (130, "")
     assert err == f"fedveil: stopped; go on with: fedveil {command} --config 'out put/config.toml' --resume\n"
     left = {"config.toml", str(checkpoint.relative_to(folder))}
     assert set(files(folder)) == left
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_for_all_processes_ends_them_and_says_how_to_go_on(tmp_path: Path, number: signal.Signals) -> None:
+    options = (*SMALL, "--protocol", "fedavg", "--workers", "2", "--rounds", "3000", "--quiet", "--out", "out")
+    (tmp_path / "temporary").mkdir()
+    checkpoint = tmp_path / "out/checkpoint.safetensors"
+    # Torch makes a folder for compiled code, whether there is any or not.
+    own = {"TMPDIR": str(tmp_path / "temporary"), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "compiled")}
+    running = begin("train", *options, cwd=tmp_path, until=checkpoint, **own)
+    os.killpg(running.pid, number)
+    out, err = running.communicate()
+    assert (running.returncode, out) == (128 + number, "")
+    assert err == "fedveil: stopped; go on with: fedveil train --config out/config.toml --resume\n"
+    assert set(files(tmp_path)) == {"out/config.toml", "out/checkpoint.safetensors"}
+    assert list((tmp_path / "temporary").iterdir()) == []
+    wait_for(lambda: group_ended(running.pid))
+
+
+def group_ended(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return True
+    return all(gone(process) for process in map(int, filter(str.isdecimal, os.listdir("/proc"))) if of(process, group))
+
+
+def of(process: int, group: int) -> bool:
+    try:
+        return os.getpgid(process) == group
+    except ProcessLookupError:
+        return False
+
+
+def test_signals_of_a_python_process_are_its_own(fedveil: Fedveil) -> None:
+    before = [signal.getsignal(number) for number in STOPPING]
+    assert fedveil("train", *SMALL, "--rounds", "1", "--quiet").code == 0
+    assert [signal.getsignal(number) for number in STOPPING] == before
+
+
+def test_two_runs_do_not_share_a_folder(fedveil: Fedveil, tmp_path: Path) -> None:
+    options = (*SMALL, "--rounds", "3000", "--out", "out")
+    running = begin("train", *options, cwd=tmp_path, until=tmp_path / "out/checkpoint.safetensors")
+    try:
+        for again in ((), ("--resume",), ("--overwrite",)):
+            said = fedveil("train", *options, *again)
+            refused(said, "out is in use by", f"process {running.pid}, since 20", "--rounds 3000")
+        refused(fedveil("report", "out"), "out is in use by")
+        refused(fedveil("report", "out", "--path", "page.html"), "holds no result")  # this only reads
+    finally:
+        running.kill()
+        running.communicate()
+    assert "config.toml" in files(tmp_path / "out")
+    refused(fedveil("train", *options), "half-done run of this configuration")
+
+
+@pytest.mark.parametrize(
+    "command, options",
+    [
+        ("train", ("--protocol", "fedavg", "--lr", "1e38")),  # refused in the first round
+        ("train", ("--workers", "2")),  # refused by the federation
+        ("audit", ("--lpips", "alex")),  # there are no weights
+    ],
+)
+def test_a_refused_run_leaves_the_folder_as_it_was(
+    fedveil: Fedveil, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, options: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("FEDVEIL_DATA", str(tmp_path / "no weights"))
+    said = fedveil(command, *SMALL, "--rounds", "2", *options, "--quiet", "--out", "out")
+    refused(said)
+    assert list(tmp_path.iterdir()) == []
+    assert fedveil("train", *SMALL, "--rounds", "1", "--quiet", "--out", "out").code == 0
+    before = {name: (tmp_path / "out" / name).read_bytes() for name in files(tmp_path / "out")}
+    if "--lr" not in options:  # that run had begun to replace the other
+        refused(fedveil(command, *SMALL, "--rounds", "2", *options, "--quiet", "--out", "out", "--overwrite"))
+        assert {name: (tmp_path / "out" / name).read_bytes() for name in files(tmp_path / "out")} == before
 
 
 def test_a_resumed_training_equals_one_in_one_go(fedveil: Fedveil, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 # Names and widths of the frames. "paper" is A4 without its margins, with the print rules switched on.
 FRAMES = {"laptop": 1280, "phone": 390, "paper": 680}
-TIMEOUT = 60
+TIMEOUT = 600  # seconds; only a browser that hangs takes so long
 FLAGS = [
     "--headless",
     "--no-sandbox",

@@ -356,4 +356,4 @@ def test_write_report(tmp_path: Path) -> None:
 
 def test_the_report_needs_no_torch() -> None:
     code = "import fedveil.report, sys; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -20,7 +20,7 @@ from fedveil.tasks.sources import SOURCES, Remote, Source, locate
 from .web import Web, serving
 
 CONTENT = bytes(n * n % 251 for n in range(300_000))
-QUICK = Patience(attempts=4, pause=0.0, timeout=5)
+QUICK = Patience(attempts=4, pause=0.0, timeout=600)
 
 
 def sha256(content: bytes) -> str:
@@ -148,7 +148,7 @@ def test_answers_that_make_no_sense_get_one_line(tmp_path: Path, answer: bytes) 
     threading.Thread(target=serve, daemon=True).start()
     made = Remote(f"http://127.0.0.1:{server.getsockname()[1]}/file.bin", "file.bin", sha256(CONTENT))
     with server, pytest.raises(FedveilError) as caught:
-        download(made, tmp_path, None, Patience(attempts=2, pause=0.0, timeout=5))
+        download(made, tmp_path, None, Patience(attempts=2, pause=0.0, timeout=600))
     assert str(caught.value).isprintable()
 
 

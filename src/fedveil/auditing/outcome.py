@@ -14,6 +14,7 @@ from fedveil.auditing.table import FIELDS, as_csv, as_html, as_records, as_text
 from fedveil.errors import FedveilError
 from fedveil.files import writable_folder, write_atomically
 from fedveil.leakage.catalog import METRICS
+from fedveil.ownership import owned
 
 
 class LeakageTable:
@@ -96,8 +97,9 @@ class Outcome:
 
     def save(self, folder: Path | str) -> Path:
         """Write `result.json` and `images.safetensors`."""
-        folder = writable_folder(Path(folder))
-        save_result(self.result, self.images, folder)
+        folder = Path(folder)
+        with owned(folder):
+            save_result(self.result, self.images, folder)
         return folder
 
     def csv(self, path: Path | str) -> Path:

@@ -43,6 +43,7 @@ from fedveil.federation.steps import Plan
 from fedveil.ledger.exposure import exposures
 from fedveil.ledger.picking import most_picked
 from fedveil.ledger.statement import statement
+from fedveil.ownership import owned
 from fedveil.progress import Meter, style_for
 from fedveil.registry import attacks as attack_registry
 from fedveil.tasks.task import Task, holdings
@@ -72,7 +73,8 @@ def audit(
     federation: how it is trained; also without training (`train=False`) its protocol, batch and rate decide what an
         update is.
     settings: which updates are attacked and how they are judged.
-    folder: where the training runs keep their checkpoints, so that a stopped audit can go on with `resume=True`.
+    folder: where the training runs keep their checkpoints, so that a stopped audit can go on with `resume=True`. One
+        audit at a time has a folder: another is refused.
     workers: so many processes, or those of a pool, train FedAvg's clients and attack.
     progress: show stages and the time left; by default on a terminal and in a notebook only, and not beside a `watch`.
     """
@@ -90,6 +92,7 @@ def audit(
         resume=resume,
     )
     with ExitStack() as stack:
+        stack.enter_context(owned(folder))
         pool = stack.enter_context(opened(workers))
         if watch is None or progress:
             watch = both(watch, watch_with(stack.enter_context(Meter(style_for(progress)))))

@@ -32,7 +32,7 @@ from fedveil.auditing.outcome import LeakageTable
 from fedveil.auditing.result import Role, Row
 from fedveil.auditing.scoring import make_row
 from fedveil.cli.display import Display
-from fedveil.cli.folder import free_folder
+from fedveil.cli.folder import own_folder
 from fedveil.clients.engine import BACKENDS
 from fedveil.defenses.chain import Chain
 from fedveil.errors import FedveilError, unknown_name
@@ -79,10 +79,16 @@ class AttackOptions:
 
 def run_attack(given: AttackOptions) -> None:
     """Attack all captures as one stack of victims."""
+    pool = Workers.of(given.workers)
+    with own_folder(given.out, "attack", DONE) as out:
+        if (out / DONE).exists() and not given.overwrite:
+            raise FedveilError(f"{out} holds an earlier attack: choose another --out or add --overwrite")
+        _run(given, out, pool)
+
+
+def _run(given: AttackOptions, out: Path, pool: Workers) -> None:
     if given.backend not in BACKENDS:
         raise unknown_name("backend", given.backend, BACKENDS)
-    pool = Workers.of(given.workers)
-    out = _folder(given)
     paths = _capture_paths(given.captures)
     captures = [Capture.load(path) for path in paths]
     truths = [Truth.load(path) for path in _truth_paths(given, paths)]
@@ -103,7 +109,6 @@ def run_attack(given: AttackOptions) -> None:
         labels = truth_labels([truth.targets for truth in truths], captures)
         check_labels(labels, captures, known.classes)
     others = _others(given, originals, labels, pixel_map(captures[0], setting)) if originals is not None else None
-    writable_folder(out)
     display = Display(quiet=given.quiet)
     with display.running(), pool:
         for line in assumed:
@@ -125,17 +130,6 @@ def run_attack(given: AttackOptions) -> None:
 
 
 # ---- what was given ----------------------------------------------------------------------------------------
-
-
-def _folder(given: AttackOptions) -> Path:
-    """Where the outcome goes. An earlier attack is replaced only when told."""
-    out = given.out or free_folder("attack")
-    if out.is_dir() and any(out.iterdir()):
-        if not (out / DONE).exists():
-            raise FedveilError(f"{out} is not empty and holds no attack: choose another --out")
-        if not given.overwrite:
-            raise FedveilError(f"{out} holds an earlier attack: choose another --out or add --overwrite")
-    return out
 
 
 def _capture_paths(given: list[Path]) -> list[Path]:

@@ -6,12 +6,13 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from fedveil.errors import printable
 from fedveil.progress import Meter, style_for
+from fedveil.signals import Signaled, exit_code
 
 if TYPE_CHECKING:
     from fedveil.federation.observers import Watch
@@ -19,7 +20,11 @@ if TYPE_CHECKING:
 
 
 class Stopped(Exception):
-    """Ctrl-C, with what to type to go on."""
+    """Ctrl-C or another signal, with what to type to go on."""
+
+    def __init__(self, words: str, code: int) -> None:
+        super().__init__(words)
+        self.code = code
 
 
 class Display:
@@ -70,12 +75,13 @@ class Display:
         self._meter.update(done, total)
 
     @contextmanager
-    def running(self, go_on: str = "") -> Iterator[None]:
-        """While the work goes on: Ctrl-C becomes a line that says how to go on."""
+    def running(self, go_on: Callable[[], str] = lambda: "") -> Iterator[None]:
+        """While the work goes on: Ctrl-C becomes a line that says how to go on, if there is something to go on with."""
         try:
             yield
-        except KeyboardInterrupt:
-            raise Stopped(f"stopped; go on with: {go_on}" if go_on else "stopped") from None
+        except (KeyboardInterrupt, Signaled) as error:
+            command = go_on()
+            raise Stopped(f"stopped; go on with: {command}" if command else "stopped", exit_code(error)) from None
         finally:
             self._meter.close()
 

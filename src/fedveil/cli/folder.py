@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import shutil
 import tomllib
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,56 +14,74 @@ from typing import Any
 from fedveil.cli.config import Config, read_toml
 from fedveil.errors import FedveilError
 from fedveil.federation.checkpoint import differences
-from fedveil.files import writable_folder, write_atomically
+from fedveil.files import write_atomically
+from fedveil.ownership import LOCK, InUse, owned
 from fedveil.tasks.own_files import Reference, is_reference
 from fedveil.toml import to_toml
 
 HOME = Path("fedveil-out")  # where runs go that name no folder
 CONFIG = "config.toml"
 DONE = {"audit": "result.json", "train": "history.json"}  # written last
-FILES = ("result.json", "images.safetensors", "report.html", "history.json", "model.safetensors")
+FILES = ("result.json", "history.json", "report.html", "images.safetensors", "model.safetensors")
 FOLDERS = ("attacks", "defended", "undefended", "captures", "truths")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Claim:
-    """A folder that this run may have."""
+    """A folder that this run has."""
 
     path: Path
     finished: bool = False  # nothing is left to do: show what is there
     resumes: bool = False  # an earlier process began
+    begun: bool = False  # there is something to go on with
 
-    def take(self, config: Config) -> None:
-        """Make the folder this run's. Nothing is touched before."""
-        writable_folder(self.path)
-        if self.resumes:
+    def begin(self, config: Config) -> None:
+        """Make the folder's contents this run's, once. Nothing is touched before: whatever was there may stay."""
+        if self.resumes or self.begun:
+            self.begun = True
             return
-        for name in (CONFIG, "checkpoint.safetensors", *FILES):
+        # What says that the old run was finished goes first, its configuration last: a kill leaves a half-done run.
+        for name in (*FILES, "checkpoint.safetensors"):
             (self.path / name).unlink(missing_ok=True)
         for name in FOLDERS:
             shutil.rmtree(self.path / name, ignore_errors=True)
         head = f"# fedveil {config.command} --config {CONFIG} does this again, with --resume goes on with it\n"
         write_atomically(self.path / CONFIG, (head + to_toml(config.kept())).encode())
+        self.begun = True
+
+    def give_back(self) -> None:
+        """After a run that was refused before any of its work was kept: nothing stands in the way of the next."""
+        kept = {path for path in self.path.rglob("*") if path.is_file()} - {self.path / LOCK}
+        if self.begun and not self.resumes and kept == {self.path / CONFIG}:
+            (self.path / CONFIG).unlink()
 
 
-def claim(config: Config, source: Path | None, *, resume: bool) -> Claim:
-    """Choose and check the folder, or refuse in one line. `source` is the configuration file, if there is one."""
-    path = config.out or _beside(source, resume) or free_folder(_label(config))
-    if resume and config.out is None and _beside(source, resume) is None:
+@contextmanager
+def claimed(config: Config, source: Path | None, *, resume: bool) -> Iterator[Claim]:
+    """Choose and check the folder, and have it while the block runs; or refuse in one line.
+
+    `source` is the configuration file, if there is one.
+    """
+    path = config.out or _beside(source, resume)
+    if resume and path is None:
         raise FedveilError("--resume needs the run to go on with: --out FOLDER, or --config FOLDER/config.toml")
-    if not path.exists():
-        return Claim(path)
-    if not path.is_dir():
-        raise FedveilError(f"{path} is a file: choose a folder with --out")
-    there = [item.name for item in path.iterdir() if not item.name.startswith(".")]
+    with own_folder(path, _label(config), CONFIG) as path:
+        claim = _claim(path, config, resume)
+        try:
+            yield claim
+        except FedveilError:
+            claim.give_back()
+            raise
+
+
+def _claim(path: Path, config: Config, resume: bool) -> Claim:
+    there = _visible(path)
     if CONFIG not in there:
-        if there:
-            raise FedveilError(f"{path} is not empty and holds no run of fedveil: choose another --out")
         return Claim(path)
     changed = _changed(path / CONFIG, config)
     finished = DONE[config.command] in there
     if resume and not changed:
-        return Claim(path, finished=finished, resumes=True)
+        return Claim(path, finished=finished, resumes=True, begun=True)
     if config.overwrite and not resume:
         return Claim(path)
     state = "the finished run" if finished else "a half-done run"
@@ -74,9 +94,45 @@ def claim(config: Config, source: Path | None, *, resume: bool) -> Claim:
     raise FedveilError(f"{path} holds {state} of this configuration: {go_on}choose another --out or add --overwrite")
 
 
-def free_folder(label: str) -> Path:
-    """The first folder of this name and a number that does not exist yet."""
-    return next(path for n in itertools.count(1) if not (path := HOME / f"{label}-{n}").exists())
+@contextmanager
+def own_folder(path: Path | None, label: str, mark: str) -> Iterator[Path]:
+    """Have a folder while the block runs: this one, or the first free one of this name and a number.
+
+    One with contents is a run's if it holds the file `mark`; any other is not touched.
+    """
+    with ExitStack() as stack:
+        if path is None:
+            path = _free_folder(label, stack)
+        else:
+            _check_name(path)
+            there = _visible(path)
+            if there and mark not in there:
+                raise FedveilError(f"{path} is not empty and holds no run of fedveil: choose another --out")
+            stack.enter_context(owned(path))
+        yield path
+
+
+def _free_folder(label: str, stack: ExitStack) -> Path:
+    """The first folder of this name and a number that does not exist yet, and that no other run takes meanwhile."""
+    for number in itertools.count(1):
+        path = HOME / f"{label}-{number}"
+        with suppress(InUse):
+            if not path.exists():
+                stack.enter_context(owned(path))
+                return path
+    raise AssertionError  # numbers do not end
+
+
+def _check_name(path: Path) -> None:
+    if not str(path).isprintable():
+        raise FedveilError(f"{str(path)!r} holds characters that cannot be shown: choose another --out")
+
+
+def _visible(path: Path) -> list[str]:
+    try:
+        return [item.name for item in path.iterdir() if not item.name.startswith(".")]
+    except OSError:
+        return []  # not there yet; what is wrong with it is told when it is made
 
 
 def _label(config: Config) -> str:

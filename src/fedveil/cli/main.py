@@ -17,6 +17,8 @@ from fedveil.cli.listing import KINDS, kinds_like, names_like, show_list
 from fedveil.cli.options import SETTINGS, Given, names_of, with_settings
 from fedveil.errors import FedveilError, unknown_name
 from fedveil.memory import keep_freed_memory
+from fedveil.ownership import owned
+from fedveil.signals import Signaled, exit_code, hear_signals
 from fedveil.version import __version__
 
 # Newer versions of Typer carry a Click of their own; its errors are found through one that Typer shows.
@@ -38,12 +40,19 @@ def main() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     keep_freed_memory()
     set_up_logging()
-    sys.exit(run(sys.argv[1:]))
+    try:
+        hear_signals()
+        code = run(sys.argv[1:])
+    except (KeyboardInterrupt, Signaled) as error:  # before the command began, or after its end
+        code = exit_code(error)
+    sys.exit(code)
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command; returns the exit code: 0, 2 for wrong input, 3 for a finding that
-    --fail-if names, 130 for Ctrl-C, 1 for anything else."""
+    """Run one command; returns the exit code.
+
+    0; 2 for wrong input; 3 for a finding that --fail-if names; 128 + the number of a signal; 1 for anything else.
+    """
     try:
         done = app(list(arguments) or ["--help"], standalone_mode=False, prog_name="fedveil")
         return done if isinstance(done, int) else 0
@@ -52,9 +61,9 @@ def run(arguments: Sequence[str]) -> int:
     except _UsageError as error:
         return _fail(_usage(error), 2)
     except Stopped as error:
-        return _fail(str(error), 130)
-    except (KeyboardInterrupt, typer.Abort):
-        return _fail("stopped", 130)
+        return _fail(str(error), error.code)
+    except (KeyboardInterrupt, typer.Abort, Signaled) as error:
+        return _fail("stopped", exit_code(error))
     except Exception as error:
         if debugging():
             traceback.print_exc()
@@ -227,10 +236,12 @@ def _report(
     from fedveil.auditing.outcome import Outcome
     from fedveil.auditing.result import load_result
 
-    outcome = Outcome(*load_result(folder))
-    print(outcome.report(path or folder / "report.html"))
-    if table is not None:
-        print(outcome.csv(table))
+    # Who writes into the folder must have it. A report elsewhere only reads, which never meets a half-written file.
+    with owned(folder if path is None and folder.is_dir() else None):
+        outcome = Outcome(*load_result(folder))
+        print(outcome.report(path or folder / "report.html"))
+        if table is not None:
+            print(outcome.csv(table))
 
 
 @app.command("list")

@@ -18,31 +18,41 @@ from fedveil.auditing.result import load_result
 from fedveil.auditing.run import audit
 from fedveil.cli.config import Config
 from fedveil.cli.display import Display
-from fedveil.cli.folder import CONFIG, Claim, claim
+from fedveil.cli.folder import CONFIG, Claim, claimed
 from fedveil.cli.options import Given
-from fedveil.federation.run import Run, engine_for, federate
-from fedveil.federation.steps import Plan
+from fedveil.federation.observers import Observer
+from fedveil.federation.run import Run, checked_plan, federate
 from fedveil.files import write_atomically
 from fedveil.ledger.exposure import exposures
 from fedveil.ledger.statement import Statement, statement
 from fedveil.tasks.task import Task
+from fedveil.workers import Workers, pack
 
+THRESHOLDS = ("exposed_above", "smallest_gain", "rule_out", "recognizable_ssim", "large_drop")
 FAILED = 3  # the exit code of a finding that --fail-if names
 
 
 def run_audit(given: Given) -> int:
-    """Everything that can be wrong is found before the folder is touched and before long work starts."""
+    """Everything that can be wrong is found before the folder's contents are touched and before long work starts."""
     config = Config.read("audit", given)
-    place = claim(config, given.config, resume=given.resume)
+    with claimed(config, given.config, resume=given.resume) as place:
+        return _run_audit(config, place)
+
+
+def _run_audit(config: Config, place: Claim) -> int:
     if place.finished:
         return _show_audit(Outcome(*load_result(place.path)), place, config)
     task = config.build_task()
     check_audit(Asked(task, config.chain, tuple(config.attack), config.federation, config.audit, train=config.trains))
-    _check_training(config, task)
-    place.take(config)
     display = Display(quiet=config.quiet, resumes=place.resumes)
     command = _command(config, place)
-    with display.running(f"{command} --resume"), config.pool() as pool:
+
+    def stage(line: str) -> None:
+        place.begin(config)  # the first stage comes after all that an audit checks
+        display.stage(line)
+
+    with display.running(lambda: _to_go_on(config, place)), config.pool() as pool:
+        _check_training(config, task, pool)
         outcome = audit(
             task,
             config.chain,
@@ -55,7 +65,7 @@ def run_audit(given: Given) -> int:
             folder=place.path,
             resume=place.resumes,
             train=config.trains,
-            watch=display.watch(),
+            watch=dataclasses.replace(display.watch(), stage=stage),
             progress=False,
             command=command,
             workers=pool,
@@ -82,11 +92,14 @@ def _show_audit(outcome: Outcome, place: Claim, config: Config) -> int:
             "attack": used.get("attack", []),
             "federation": used.get("federation", {}),
             "attacked_rounds": settings.get("rounds"),
-            "thresholds": {name: settings.get(name) for name in ("exposed_above", "smallest_gain")},
+            "thresholds": {name: settings.get(name) for name in THRESHOLDS},
             "guarantee": result.defense.guarantee,
             "status": result.verdict.status,
             "sentences": result.verdict.sentences,
             "why": result.verdict.why,
+            "warnings": [warning.words for warning in result.verdict.warnings],
+            "next_step": result.verdict.next_step,
+            "next_command": result.verdict.command,
             "rows": [row.model_dump(exclude={"values"}) for row in result.rows],
             "identified_among": result.identified_among,
             "cost": result.cost.model_dump(exclude={"history"}),
@@ -99,7 +112,14 @@ def _show_audit(outcome: Outcome, place: Claim, config: Config) -> int:
         print(outcome.leakage)
         print("* the strongest attacker\n")
         print("\n".join(result.verdict.sentences))
+        for warning in sorted(result.verdict.warnings, key=lambda each: not each.loud):
+            print(f"{'WARNING' if warning.loud else 'Note'}: {warning.words}")
         print(f"\nThe report is {report}\nResult: {result.verdict.status}. {result.verdict.why}")
+        if result.verdict.next_step:
+            print(
+                f"Next: {result.verdict.next_step}"
+                + (f"\n  {result.verdict.command}" if result.verdict.command else "")
+            )
     if result.verdict.status.replace(" ", "-") not in config.fail_if:
         return 0
     print(f"fedveil: failed, as --fail-if names '{result.verdict.status}'", file=sys.stderr)
@@ -109,12 +129,15 @@ def _show_audit(outcome: Outcome, place: Claim, config: Config) -> int:
 def run_train(given: Given) -> None:
     """Train, and keep the model, its history and what was captured."""
     config = Config.read("train", given)
-    place = claim(config, given.config, resume=given.resume)
+    with claimed(config, given.config, resume=given.resume) as place:
+        _run_train(config, place)
+
+
+def _run_train(config: Config, place: Claim) -> None:
     task = config.build_task()
-    _check_training(config, task)
-    place.take(config)
     display = Display(quiet=config.quiet, resumes=place.resumes)
-    with display.running(f"{_command(config, place)} --resume"), config.pool() as pool:
+    with display.running(lambda: _to_go_on(config, place)), config.pool() as pool:
+        _check_training(config, task, pool)
         display.stage(f"training under {config.chain}" if config.defense else "training")
         run = federate(
             task,
@@ -123,7 +146,7 @@ def run_train(given: Given) -> None:
             seed=config.seed,
             backend=config.backend,
             device=config.device,
-            observers=display.watch().observers,
+            observers=(_Begins(config, place), *display.watch().observers),
             progress=False,
             folder=place.path,
             resume=place.resumes,
@@ -134,10 +157,36 @@ def run_train(given: Given) -> None:
     _show_run(run, place, config, promised)
 
 
-def _check_training(config: Config, task: Task) -> None:
-    """Refuse what the federation would refuse, while nothing is written yet."""
-    engine = engine_for(task, config.federation, backend=config.backend, device=config.device)
-    Plan(task, config.chain, config.federation, config.seed, engine).check()
+class _Begins(Observer):
+    """The folder's contents are this run's from the first round on, when nothing can be refused any more."""
+
+    def __init__(self, config: Config, place: Claim) -> None:
+        self._config, self._place = config, place
+
+    def on_start(self, *told: object) -> None:
+        self._place.begin(self._config)
+
+
+def _check_training(config: Config, task: Task, pool: Workers) -> None:
+    """Refuse what the federation would refuse, and what processes that attack would."""
+    attacks_only = config.command == "audit" and config.federation.protocol == "fedsgd"
+    with Workers(1) as one:
+        checked_plan(
+            task,
+            config.chain,
+            config.federation,
+            seed=config.seed,
+            backend=config.backend,
+            device=config.device,
+            workers=one if attacks_only else pool,
+        )
+    if pool.forced:
+        pack((task.model, task.loss, config.chain, config.attack))
+
+
+def _to_go_on(config: Config, place: Claim) -> str:
+    """What to type after a stop, if the run has begun."""
+    return f"{_command(config, place)} --resume" if place.begun else ""
 
 
 def _save_run(run: Run, task: Task, place: Claim, promised: Statement) -> None:
@@ -179,7 +228,7 @@ def _show_run(run: Run, place: Claim, config: Config, promised: Statement) -> No
     stopped = ", stopped early" if run.early_stopped else ""
     accuracy = "" if run.utility.test is None else f": test {run.utility.metric} {run.utility.test:.1%}"
     print(f"Round {run.chosen_round} of {len(run.history)}{stopped}{accuracy}")
-    print(promised.sentence)
+    print(promised.paragraph if promised.formal else promised.sentence)
     if run.captured:
         print(
             f"Captured updates: {len(run.captured)} in {place.path / 'captures'}, the truth in {place.path / 'truths'}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from fedveil.clients.engine import Chosen, Engine
 from fedveil.defenses.chain import Chain
@@ -14,14 +13,14 @@ from fedveil.federation.observers import Observer
 from fedveil.federation.settings import Federation
 from fedveil.federation.steps import Plan
 from fedveil.tasks.task import Task
-from fedveil.workers import shared, tick
+from fedveil.workers import Place, shared, tick
 
 
 @dataclass(frozen=True)
 class Job:
     """A chunk, and the plan it is trained by, as it travels to a worker."""
 
-    task: Path  # where the workers find it
+    task: Place  # where the workers find it
     chain: Chain
     settings: Federation
     seed: int
@@ -53,7 +52,7 @@ class _Ticking(Observer):
 
 
 # Kept in a worker over rounds and runs: a compiled engine is dear.
-_engines: dict[tuple[Path, Chosen, int], Engine] = {}
+_engines: dict[tuple[Place, Chosen, int], Engine] = {}
 
 
 def _work(job: Job) -> Trained:

@@ -34,7 +34,7 @@ from fedveil.federation.schedule import sampled_clients
 from fedveil.federation.server import Server
 from fedveil.federation.settings import Federation
 from fedveil.federation.steps import Plan
-from fedveil.files import writable_folder
+from fedveil.ownership import owned
 from fedveil.progress import Meter, style_for
 from fedveil.tasks.inputs import Inputs, map_inputs
 from fedveil.tasks.task import Task
@@ -85,7 +85,7 @@ def federate(
     """Train a task's model over its clients. The task's own module is left as it is.
 
     folder: where a checkpoint is kept after every round, and the captured updates: `captures/` holds what the server
-        saw, `truths/` the clients' side of it.
+        saw, `truths/` the clients' side of it. One run at a time has a folder: another is refused.
     resume: go on from the checkpoint in `folder`, if there is one; the outcome equals that of a run that was never
         interrupted, to the last bit.
     workers: train the clients of a FedAvg round in so many processes, or in those of a pool that serves several runs.
@@ -95,31 +95,49 @@ def federate(
     chain = Chain.of(defense)
     if resume and folder is None:
         raise FedveilError("resume needs the folder of the run that is to go on")
-    store = None if folder is None else Store(Path(folder), chain, configuration(task, chain, settings, seed))
-    found = store.load(torch.device(device)) if store and resume else None
-    if store and found:
-        check_resumable(store.checkpoint, *found, task, chain, settings, seed)
-    machinery = found[1] if found else None
     with ExitStack() as stack:
         meter = stack.enter_context(Meter(style_for(progress)))
+        stack.enter_context(owned(folder))
+        store = None if folder is None else Store(Path(folder), chain, configuration(task, chain, settings, seed))
+        found = store.load(torch.device(device)) if store and resume else None
+        if store and found:
+            check_resumable(store.checkpoint, *found, task, chain, settings, seed)
+        machinery = found[1] if found else None
         pool = stack.enter_context(opened(workers))
-        several = _several(pool, task, settings, device)
-        count = pool.count if several else 1
-        engine = engine_for(task, settings, backend=backend, device=device, machinery=machinery, workers=count)
-        plan = Plan(task, chain, settings, seed, engine, torch.device(device), (*observers, ProgressBar(meter)))
-        plan.check()
-        dry_step(plan)
+        plan = checked_plan(
+            task, chain, settings, seed=seed, backend=backend, device=device, workers=pool, machinery=machinery
+        )
+        plan = replace(plan, observers=(*observers, ProgressBar(meter)))
         if store and found:
             _try_memories(plan, found[0].server.states, store.checkpoint)
         meter.stage(f"training under {chain}" if chain.defenses else "training")
-        if several:
-            plan = replace(plan, workers=pool, task_place=pool.share(task))
         for observer in plan.observers:
             stack.callback(observer.on_stop)
         run = _train(plan, store, found[0] if found else None)
         for observer in plan.observers:
             observer.on_finish(run)
         return run
+
+
+def checked_plan(
+    task: Task,
+    chain: Chain,
+    settings: Federation,
+    *,
+    seed: int,
+    backend: Backend,
+    device: str | torch.device,
+    workers: Workers,
+    machinery: Machinery | None = None,
+) -> Plan:
+    """The plan of a run. What cannot work is refused, while nothing is written yet."""
+    several = _several(workers, task, settings, device)
+    count = workers.count if several else 1
+    engine = engine_for(task, settings, backend=backend, device=device, machinery=machinery, workers=count)
+    plan = Plan(task, chain, settings, seed, engine, torch.device(device))
+    plan.check()
+    dry_step(plan)
+    return replace(plan, workers=workers, task_place=workers.share(task)) if several else plan
 
 
 def _several(pool: Workers, task: Task, settings: Federation, device: str | torch.device) -> bool:
@@ -292,7 +310,7 @@ class Store:
     """The folder of a run: its checkpoint and its captures."""
 
     def __init__(self, folder: Path, chain: Chain, described: dict[str, object]) -> None:
-        self.folder = writable_folder(folder)
+        self.folder = folder
         self._chain = chain
         self._described = described
 

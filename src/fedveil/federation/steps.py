@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,7 +23,7 @@ from fedveil.tasks.inputs import Inputs, leaves, map_inputs
 from fedveil.tasks.own_files import Reference, is_reference
 from fedveil.tasks.task import Buffers, Task
 from fedveil.tree import Tree, size_in_bytes
-from fedveil.workers import Workers
+from fedveil.workers import Place, Workers
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +39,7 @@ class Plan:
     observers: tuple[Observer, ...] = ()
     fixed_sizes: bool = False  # a probe: batches keep the size that was asked for
     workers: Workers | None = None  # processes that train FedAvg's chunks of clients; none: they are trained here
-    task_place: Path | None = None  # where these find the task
+    task_place: Place | None = None  # where these find the task
 
     def check(self) -> None:
         """Refuse what cannot work, before any long work starts."""

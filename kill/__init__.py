@@ -1,0 +1,1 @@
+"""Runs that are killed and resumed: nothing may be lost, differ or stay behind."""

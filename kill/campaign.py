@@ -1,0 +1,200 @@
+"""Kill runs at points of all kinds, resume them, and look at what they come to."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kill.compare import differences, rounds
+from kill.scenarios import Scenario
+from kill.traces import shared_memory, traces
+
+ROOT = Path(__file__).parents[1]
+SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
+STAGES = ("start-up", "training", "attacking", "saving", "report")
+MOST = 5  # kills of one run in a row
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A run that nobody interrupted."""
+
+    folder: Path
+    seconds: float
+    changes: int  # of its folder
+    rounds: int
+
+
+@dataclass
+class Tally:
+    """What came of the runs of one scenario."""
+
+    runs: int = 0
+    stages: Counter[str] = field(default_factory=Counter)  # in which the kills came
+    faults: list[str] = field(default_factory=list)
+
+    @property
+    def kills(self) -> int:
+        """Kills that met a living run."""
+        return self.stages.total()
+
+
+class Ended(Exception):
+    """A run did what it must not: what, in one line."""
+
+
+class Campaign:
+    """Runs of several scenarios in one folder."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        self._folder, self._seed = folder, seed
+        self._wholes: dict[Scenario, Whole] = {}
+
+    def whole(self, scenario: Scenario) -> Whole:
+        """The uninterrupted run of a scenario, made once."""
+        if scenario not in self._wholes:
+            place = self._folder / scenario.name / "whole"
+            run = Attempt(scenario, place)
+            try:
+                code, out, err = run.end()
+            except Ended as error:
+                raise RuntimeError(f"{scenario.name}, which nobody killed: {error}") from None
+            if code != 0:
+                raise RuntimeError(f"{scenario.name} fails even if nobody kills it: {err.strip()}")
+            changes = int(out.rpartition("changes: ")[2])
+            self._wholes[scenario] = Whole(run.out, run.seconds, changes, rounds(run.out))
+        return self._wholes[scenario]
+
+    def run(self, scenario: Scenario, number: int, kills: int, tally: Tally) -> None:
+        """Start one run, kill it at most so often, resume it until it is done, and compare."""
+        whole = self.whole(scenario)
+        draws = random.Random(f"{self._seed} {number}")
+        place = self._folder / scenario.name / str(number)
+        tally.runs += 1
+        saved = 0
+        try:
+            for _ in range(kills):
+                attempt = self._killed(scenario, place, whole, draws)
+                if attempt is None:
+                    break  # it was done before
+                tally.stages[stage(attempt.out, whole)] += 1
+                if rounds(attempt.out) < saved:
+                    raise Ended(f"{saved} rounds were kept, now there are {rounds(attempt.out)}")
+                saved = rounds(attempt.out)
+            last = Attempt(scenario, place)
+            code, _, err = last.end()
+            if code != 0:
+                raise Ended(f"it cannot be resumed: code {code}, {err.strip()}")
+            different = differences(last.out, whole.folder)
+            if different:
+                raise Ended(f"it differs from a run in one go: {', '.join(different)}")
+        except Ended as error:
+            tally.faults.append(f"{scenario.name}, run {number}: {error} ({place})")
+            return
+        shutil.rmtree(place)
+
+    def _killed(self, scenario: Scenario, place: Path, whole: Whole, draws: random.Random) -> Attempt | None:
+        """An attempt that was killed, or None if it came to its end before."""
+        number = draws.choice(SIGNALS)
+        if draws.random() < 0.5:
+            attempt = Attempt(scenario, place, number, draws.randint(1, whole.changes))
+        else:
+            attempt = Attempt(scenario, place, number, -1)
+            attempt.kill_after(draws.uniform(0, whole.seconds))
+        code, _, err = attempt.end()
+        if code == 0:
+            return None
+        if code not in (-number, 128 + number) or (code > 0 and not err.startswith("fedveil: stopped")):
+            raise Ended(f"after {number.name} it ends with {code} and says: {err.strip()}")
+        return attempt
+
+
+class Attempt:
+    """One process of a run, with a folder of its own for temporary files."""
+
+    def __init__(
+        self, scenario: Scenario, place: Path, number: signal.Signals = signal.SIGKILL, change: int = 0
+    ) -> None:
+        self.out = place / "out"
+        self._number = number
+        self._temporary = place / "temporary"
+        self._temporary.mkdir(parents=True, exist_ok=True)
+        self._shared = shared_memory()
+        self._began = time.monotonic()
+        self.seconds = 0.0
+        path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+        own = {"OMP_NUM_THREADS": "1", "TMPDIR": str(self._temporary), "PYTHONPATH": path}
+        own["TORCHINDUCTOR_CACHE_DIR"] = str(place.parent / "torch")  # torch makes this folder, compiled code or not
+        program = (sys.executable, "-m", "kill.program", str(int(number)), str(change), "out")
+        self._process = subprocess.Popen(
+            [*program, *scenario.arguments, "--out", "out", "--resume"],
+            cwd=place,
+            env={**os.environ, **own},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,  # its processes are a group, so that one that is left can be found
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # background jobs of a shell ignore it
+        )
+
+    def kill_after(self, seconds: float) -> None:
+        """Send the signal once so much time has passed, unless the process has ended before."""
+        try:
+            self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self._process.send_signal(self._number)
+
+    def end(self) -> tuple[int, str, str]:
+        """Its code, output and errors; looks for what it left outside of its folder."""
+        out, err = self._process.communicate()
+        self.seconds = time.monotonic() - self._began
+        left = traces(self._process.pid, self._temporary, self._shared)
+        if left:
+            raise Ended(f"it left {', '.join(left)}")
+        return self._process.returncode, out, err
+
+
+def stage(folder: Path, whole: Whole) -> str:
+    """How far a run has come, by the files it wrote."""
+    there = {path.name for path in folder.iterdir()} if folder.exists() else set()
+    if "config.toml" not in there:
+        return "start-up"
+    if there & {"result.json", "history.json"}:
+        return "report"
+    if "images.safetensors" in there or "model.safetensors" in there:
+        return "saving"
+    return "training" if rounds(folder) < whole.rounds else "attacking"
+
+
+def campaign(
+    scenarios: Sequence[Scenario],
+    kills: int,
+    seed: int,
+    folder: Path,
+    tell: Callable[[str], None] = lambda line: None,
+) -> dict[str, Tally]:
+    """Kill so often, over all scenarios in turn. Folders of runs that show a fault stay."""
+    tallies = {scenario.name: Tally() for scenario in scenarios}
+    runs = Campaign(folder, seed)
+    number = 0
+    while (left := kills - sum(tally.kills for tally in tallies.values())) > 0:
+        scenario = scenarios[number % len(scenarios)]
+        tally = tallies[scenario.name]
+        known = len(tally.faults)
+        runs.run(scenario, number, min(left, 2 + number % (MOST - 1)), tally)
+        for fault in tally.faults[known:]:
+            tell(fault)
+        number += 1
+        tell(f"{kills - left} of {kills} kills") if number % 10 == 0 else None
+        if sum(len(each.faults) for each in tallies.values()) > kills:
+            break  # nothing works: no kill would ever be counted
+    return tallies
