@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import fedveil as fv
 from fedveil.auditing.again import command_line, config_file, config_toml
-from fedveil.auditing.run import _config
+from fedveil.auditing.asked import Asked
 from fedveil.cli.config import Config
 from fedveil.cli.options import SETTINGS, with_settings
 from fedveil.defenses.chain import Chain
@@ -21,17 +21,15 @@ FEDERATION = fv.Federation(rounds=4, lr_steps=((2, 0.03125), (3, 1e-05)), patien
 
 
 def config(task: fv.Task = TASK, seed: int = 3, train: bool = True) -> dict[str, Any]:
-    return _config(
+    return Asked(
         task,
         Chain.of("clip:norm=2+gradient-dropout:keep=0.7"),
-        [fv.InvertingGradients(steps=7), fv.DLG()],
+        (fv.InvertingGradients(steps=7), fv.DLG()),
         FEDERATION,
         fv.Audit(victims=5, rounds=(1, 3), batch_size=2, exposed_above=0.3),
-        seed,
-        "auto",
-        "cpu",
-        train,
-    )
+        seed=seed,
+        train=train,
+    ).config()
 
 
 def typed(line: str) -> Config:
