@@ -17,6 +17,10 @@ class Signaled(BaseException):
         self.number = number
 
 
+# Those that came. Code that compiled libraries call may make another error of the exception: this tells.
+heard: list[Signaled] = []
+
+
 def hear_signals() -> None:
     """Raise `Signaled` at every signal that asks to end, so that the program ends in order and says how to go on.
 
@@ -24,7 +28,8 @@ def hear_signals() -> None:
     """
 
     def stop(number: int, frame: object) -> None:
-        raise Signaled(number)
+        heard.append(Signaled(number))
+        raise heard[-1]
 
     for number in STOPPING:
         if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):

@@ -13,7 +13,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from fedveil.signals import STOPPING
+from fedveil.signals import STOPPING, Signaled, heard
 from waiting import gone, wait_for
 
 from .console import SMALL, Fedveil, environment, files, program, refused, run_program
@@ -211,6 +211,21 @@ def test_an_unforeseen_error_is_one_line_too(tmp_path: Path, fedveil: Fedveil, m
     assert said.err == "fedveil: ZeroDivisionError: first second (set FEDVEIL_DEBUG=1 for the traceback)\n"
     monkeypatch.setenv("FEDVEIL_DEBUG", "1")
     assert "Traceback" in fedveil("train", *SMALL, "--quiet").err
+
+
+def test_a_signal_that_a_library_takes_for_an_error_is_still_one(
+    fedveil: Fedveil, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrapped(*arguments: object, **options: object) -> None:
+        heard.append(Signaled(signal.SIGTERM))
+        raise ValueError(f"cannot build: {heard[0]!r}")
+
+    monkeypatch.setattr("fedveil.cli.runs.federate", wrapped)
+    try:
+        said = fedveil("train", *SMALL, "--quiet")
+    finally:
+        heard.clear()
+    assert (said.code, said.err) == (143, "fedveil: stopped\n")
 
 
 def test_the_program_itself_refuses_in_one_line(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from fedveil.cli.options import SETTINGS, Given, names_of, with_settings
 from fedveil.errors import FedveilError, unknown_name
 from fedveil.memory import keep_freed_memory
 from fedveil.ownership import owned
-from fedveil.signals import Signaled, exit_code, hear_signals
+from fedveil.signals import Signaled, exit_code, hear_signals, heard
 from fedveil.version import __version__
 
 # Newer versions of Typer carry a Click of their own; its errors are found through one that Typer shows.
@@ -57,7 +57,7 @@ def run(arguments: Sequence[str]) -> int:
         done = app(list(arguments) or ["--help"], standalone_mode=False, prog_name="fedveil")
         return done if isinstance(done, int) else 0
     except FedveilError as error:
-        return _fail(str(error), 2)
+        return _fail("stopped", exit_code(heard[0])) if heard else _fail(str(error), 2)
     except _UsageError as error:
         return _fail(_usage(error), 2)
     except Stopped as error:
@@ -65,6 +65,8 @@ def run(arguments: Sequence[str]) -> int:
     except (KeyboardInterrupt, typer.Abort, Signaled) as error:
         return _fail("stopped", exit_code(error))
     except Exception as error:
+        if heard:
+            return _fail("stopped", exit_code(heard[0]))
         if debugging():
             traceback.print_exc()
             return 1
