@@ -92,7 +92,7 @@ def test_commands_run(tmp_path: Path) -> None:
     assert (tmp_path / "fedveil-out/clients.html").exists()
     own_report = (tmp_path / "fedveil-out/own/report.html").read_text(encoding="utf-8")
     assert "own.py:scans" in own_report
-    assert "label healthy" in own_report or "label ill" in own_report
+    assert ">healthy" in own_report or ">ill" in own_report
 
 
 def test_the_text_says_what_a_file_may_hold() -> None:

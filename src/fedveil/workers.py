@@ -109,7 +109,11 @@ class Workers:
         The function must be one of a module's top level. What it raises is raised here, and the other jobs end.
         """
         pool = self._started()
-        futures: list[Future[bytes]] = [pool.submit(_call, pack((function, job))) for job in jobs]
+        futures: list[Future[bytes]] = []
+        for job in jobs:
+            content = pack((function, job))
+            with deaf_children():  # any job may start a process
+                futures.append(pool.submit(_call, content))
         try:
             for future in futures:
                 while not wait([future], POLL_SECONDS, FIRST_COMPLETED).done:
@@ -148,7 +152,6 @@ class Workers:
                 self._ticks = context.Value("q", 0)  # starts Python's resource tracker, which lets signals in again
             with deaf_children():
                 self._pool = ProcessPoolExecutor(self.count, context, _start, (self._ticks, self._the_shelf()))
-                self._pool.submit(int)  # the processes start with the first job
         return self._pool
 
     def _the_shelf(self) -> _Shelf:

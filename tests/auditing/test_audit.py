@@ -63,7 +63,7 @@ def test_rounds_can_be_told_apart(outcome: Outcome, task: fv.Task) -> None:
     for role in ("ceiling", "adaptive", "mean-floor"):
         first, second = (table.of(round=number)[role, "psnr"] for number in (1, 2))
         assert table[role, "psnr"].mean == pytest.approx((first.mean + second.mean) / 2)
-    assert "undefended (ceiling), inverting-gradients, round 2" in str(table)
+    assert "\ninverting-gradients, round 2\n  undefended (ceiling)" in str(table)
     alone = fv.audit(
         task,
         "gradient-dropout:keep=0.6",

@@ -85,7 +85,7 @@ def test_a_table_fits_and_loses_nothing(width: int) -> None:
             "  defended, adaptive attacker *",
         ]
         assert lines[5] == "dlg"
-        assert lines[10:] == ["no attack", "  floor: the mean image", "  perfect inversion (bound)"]
+        assert lines[10:] == ["no attack", "  floor: the mean image", "  the perturbed input"]
 
 
 def test_rounds_stand_apart() -> None:

@@ -402,7 +402,13 @@ def test_complex_parameters_are_refused_in_guard_and_federation(defense):
     with pytest.raises(FedveilError, match=words):
         Guard(Waves(), F.cross_entropy, defense)
     data = tuple((torch.rand(12, 1, 8, 8), torch.arange(12) % 3) for _ in range(3))
-    task = fv.Task(Waves(), data, clients=2)
+    with pytest.raises(FedveilError, match="the model's weights waves are complex"):
+        fv.Task(Waves(), data, clients=2)
+    model = Waves()
+    model.waves.requires_grad_(False)
+    model.bias = nn.Parameter(torch.zeros(3))
+    task = fv.Task(model, data, loss=lambda output, labels: F.cross_entropy(output + model.bias, labels), clients=2)
+    model.waves.requires_grad_()  # after the task was checked
     for protocol in ("fedsgd", "fedavg"):
         with pytest.raises(FedveilError, match=words):
             fv.federate(task, defense, fv.Federation(rounds=1, protocol=protocol), backend="loop")

@@ -134,8 +134,7 @@ def test_a_federation_divides_by_the_planned_size_and_shares_empty_batches_too(p
     steps = 12 * (7 + 4 + 2 + 11)
     assert len(sizes) == steps  # an empty batch is a step as any other
     assert sizes.count(0) > 10
-    assert set(planned) == {1, 2}
-    assert sum(planned) == 12 * (13 + 8 + 3 + 21)
+    assert set(planned) == {2}  # the last step of an epoch, too: its own size would tell how many examples there are
     # Each step's size is a sum of coins; together they have mean Σ planned and at most that variance.
     assert abs(sum(sizes) - sum(planned)) < 4.5 * sum(planned) ** 0.5
     assert all(torch.isfinite(tensor).all() for tensor in run.params.values())

@@ -386,7 +386,8 @@ def digits() -> Task:
 
 
 def test_a_killed_process_is_resumed_to_the_last_bit(tmp_path: Path) -> None:
-    environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
+    path = os.pathsep.join((str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")))
+    environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads()), "PYTHONPATH": path}
     killed = subprocess.run(
         [sys.executable, "-c", KILLED, str(tmp_path)],
         cwd=Path(__file__).parents[2],

@@ -352,6 +352,7 @@ def test_the_ledger_counts_the_steps_and_chances_that_there_are(
 
     monkeypatch.setattr(DPSGD, "sample", sample)
     monkeypatch.setattr(DPSGD, "gradient", gradient)
+    monkeypatch.setattr("fedveil.federation.run.dry_step", lambda plan: None)
     run(task, settings, "dp-sgd", backend="loop")
     for size, exposure in zip((3, 10), exposures(task, settings), strict=True):
         assert asked[size] == [exposure.example_rate] * exposure.uses("gradient")

@@ -40,9 +40,12 @@ def test_a_new_user_audits_and_repeats_it_from_the_file(fedveil: Fedveil, tmp_pa
     assert result["cost"]["rounds"] == 2
     for sentence in result["verdict"]["sentences"]:
         assert sentence in said.out
-    last = said.out.splitlines()[-2:]
-    assert last[0] == "The report is first/report.html"
-    assert last[1].startswith(f"Result: {result['verdict']['status']}. ")
+    lines = said.out.splitlines()
+    report = lines.index("The report is first/report.html")
+    assert lines[report + 1].startswith(f"Result: {result['verdict']['status']}. ")
+    assert lines[report + 2 :] == [f"Next: {result['verdict']['next_step']}", f"  {result['verdict']['command']}"]
+    for warning in result["verdict"]["warnings"]:
+        assert f"{'WARNING' if warning['loud'] else 'Note'}: {warning['words']}" in lines[:report]
     assert result["verdict"]["status"] in (first / "report.html").read_text(encoding="utf-8")
     assert "training under gradient-dropout:keep=0.6" in said.err
     assert "training: round 2/2" in said.err
@@ -161,7 +164,9 @@ def test_in_80_columns_nothing_is_cut_and_json_and_csv_have_everything(
     assert again["defense"][1]["sigma"] == 5e-3
     assert [each["name"] for each in again["attack"]] == ["inverting-gradients", "idlg"]
     assert again["attacked_rounds"] == [1]
-    assert again["thresholds"] == {"exposed_above": 0.5, "smallest_gain": 0.0}
+    settings = json.loads((tmp_path / "two/result.json").read_text(encoding="utf-8"))["provenance"]["config"]["audit"]
+    assert len(again["thresholds"]) == 5
+    assert again["thresholds"].items() <= settings.items()
     assert again["federation"]["rounds"] == 2
 
     said = fedveil("report", "two", "--csv", "tables/two.csv")

@@ -53,7 +53,8 @@ def test_training_leaves_a_model_a_history_and_captures(fedveil: Fedveil, traine
 def test_captures_with_truths_are_scored(fedveil: Fedveil, trained: Path, tmp_path: Path) -> None:
     said = fedveil("attack", "run/captures", "--truths", "run/truths", *QUICK, "--out", "attacked")
     assert said.code == 0, said.err
-    assert "defended, adaptive attacker, inverting-gradients" in said.out
+    assert "\ninverting-gradients\n" in said.out
+    assert "\n  defended, adaptive attacker" in said.out
     assert "identified: among 4 images" in said.out
     pictures = [name for name in files(tmp_path / "attacked") if name.endswith(".png")]
     assert len(pictures) == 4 * 4  # images by original, naive, adaptive and floor

@@ -73,7 +73,7 @@ def test_an_audit_with_workers_goes_on_from_another_folder(fedveil: Fedveil, own
     assert (kept["data"], kept["model"]) == (f"{own}:hospitals", f"{own}:Net")
     report = (tmp_path / "run/report.html").read_text(encoding="utf-8")
     assert "own.py:hospitals" in report
-    assert "label healthy" in report
+    assert "healthy" in report
     assert "\x1b" not in report
     result = json.loads((tmp_path / "run/result.json").read_text(encoding="utf-8"))
     assert result["holdings"]["sizes"] == [42, 70]

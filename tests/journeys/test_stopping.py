@@ -22,6 +22,12 @@ LONG = (*SMALL, "--rounds", "24", "--victims", "2", "--attack", "inverting-gradi
 DEFENDED = ("--defense", "gradient-dropout", "--backend", "stacked", "--seed", "4")
 
 
+def _hear_everything() -> None:
+    """A shell's background jobs ignore Ctrl-C and those of nohup SIGHUP, and so does what they start."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 def begin(*arguments: str | Path, cwd: Path, until: Path, **variables: str) -> subprocess.Popen[str]:
     """Start a command and wait until it has written a file."""
     running = subprocess.Popen(
@@ -32,8 +38,7 @@ def begin(*arguments: str | Path, cwd: Path, until: Path, **variables: str) -> s
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,  # as in a terminal of its own: its processes are one group
-        # A shell's background jobs, and what they start, ignore Ctrl-C.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        preexec_fn=_hear_everything,
     )
     wait_for(until.exists, failed=lambda: running.poll() is not None and running.communicate())
     return running

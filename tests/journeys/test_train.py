@@ -26,7 +26,9 @@ def test_the_guarantee_is_printed_and_kept(fedveil: Fedveil, tmp_path: Path) -> 
     assert kept["formal"]
     assert kept["epsilon"] > 0
     assert "over 2 rounds" in kept["sentence"]
-    assert kept["sentence"] in said.out.splitlines()
+    assert kept["paragraph"] in said.out.splitlines()
+    assert kept["paragraph"].startswith(kept["sentence"])
+    assert "How many examples a client has is not covered" in said.out
     summary = json.loads(fedveil("train", "--config", "a/config.toml", "--resume", "--json", "--quiet").out)
     assert summary["guarantee"] == kept
     bare = fedveil("train", *SMALL, "--rounds", "1", "--quiet", "--out", "bare")

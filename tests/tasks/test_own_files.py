@@ -13,8 +13,8 @@ from fedveil.defenses.chain import Chain
 from fedveil.errors import FedveilError
 from fedveil.federation.checkpoint import configuration
 from fedveil.tasks.own_files import Reference, is_reference
-from fedveil.tasks.task import holdings, holdings_of, task
-from fedveil.workers import Workers, shared
+from fedveil.tasks.task import Task, holdings, holdings_of, task
+from fedveil.workers import Place, Workers, shared
 
 OWN = """
 import torch
@@ -156,8 +156,11 @@ def test_changed_files_are_other_tasks(own: Path) -> None:
     assert checked()["data"] != before["data"]
 
 
-def _summed(place: Path) -> float:
-    made = shared(place)
+def _summed_there(place: Place) -> float:
+    return _summed(shared(place))
+
+
+def _summed(made: Task) -> float:
     inputs, targets = made.train.batch(range(8))
     return float(made.loss(made.model(inputs), targets).detach())
 
@@ -166,8 +169,8 @@ def test_tasks_of_files_reach_worker_processes(own: Path) -> None:
     made = task(f"{own}:hospitals", model=f"{own}:Net")
     with Workers(1) as workers:
         place = workers.share(made)
-        found = list(workers.map(_summed, [place]))
-        assert found == [pytest.approx(_summed(place))]
+        found = list(workers.map(_summed_there, [place]))
+    assert found == [pytest.approx(_summed(made))]
 
 
 @pytest.mark.parametrize(

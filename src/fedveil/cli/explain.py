@@ -18,6 +18,7 @@ from typing import Any
 
 import pydantic
 
+from fedveil.fields import LARGEST
 from fedveil.registry import spelled
 
 _BOUNDS = {"exclusiveMinimum": ">", "minimum": "≥", "exclusiveMaximum": "<", "maximum": "≤"}
@@ -86,7 +87,9 @@ def _allowed(schema: dict[str, Any], shared: dict[str, Any]) -> str:
     if kind == "array":
         inside = _allowed(schema.get("items", {}), shared)
         return "list of " + re.sub("^(number|integer)", "\\g<1>s", inside)
-    bounds = " and ".join(f"{sign} {spelled(schema[key])}" for key, sign in _BOUNDS.items() if key in schema)
+    # That a number must fit into float32 goes without saying.
+    known = {sign: schema[key] for key, sign in _BOUNDS.items() if schema.get(key, LARGEST) != LARGEST}
+    bounds = " and ".join(f"{sign} {spelled(bound)}" for sign, bound in known.items())
     return " ".join(filter(None, ({"string": "text"}.get(str(kind), str(kind or "any value")), bounds)))
 
 

@@ -32,7 +32,7 @@ def check_model(model: nn.Module) -> None:
             f"{type(model).__name__} has no parameters that require gradients: there is nothing to train"
         )
     for name, parameter in model.named_parameters():
-        if parameter.is_complex():
+        if parameter.is_complex() and parameter.requires_grad:
             raise FedveilError(f"the model's weights {name} are complex: use real ones, in two parts if need be")
         if not torch.isfinite(parameter).all():
             raise FedveilError(f"the model's weights contain NaN or infinity: {name}")
