@@ -69,6 +69,5 @@ def test_the_ledger_is_told_of_the_draw_of_clients_where_it_is_anew_each_time():
 def test_measures_the_noise_against_one_clients_part():
     given = updates(clients=1) * 1e6
     measured = CDP(noise_multiplier=2.0, clip=0.5).measures(given)
-    assert measured["noise on the sum to one client's part"] == pytest.approx(
-        2.0 * 100, rel=1e-5
-    )  # norms for bounds are a hair long
+    # Norms for bounds may be a hair too long.
+    assert measured["noise on the sum to one client's part"] == pytest.approx(2.0 * 100, rel=1e-5)
