@@ -53,7 +53,7 @@ def judge(
     """
     rounds: list[int | None] = [*sorted({row.round for row in rows if row.round is not None})] or [None]
     found = [_judge_round([row for row in rows if row.round == number], settings, uninformed) for number in rounds]
-    worst = max(found, key=lambda each: (_WORSE.index(each.status), each.mean))
+    worst = max(found, key=lambda each: (_WORSE.index(each.status), each.mean, recovers(each.lead)))
     next_step, changed = _next_step(worst, settings, config or {}, uninformed)
     leakage, recognizable = sentences.leakage(
         [row for row in rows if row.round == worst.lead.round], worst, settings, among, uninformed
