@@ -152,6 +152,23 @@ def test_answers_that_make_no_sense_get_one_line(tmp_path: Path, answer: bytes) 
     assert str(caught.value).isprintable()
 
 
+def test_what_comes_with_a_redirect_is_not_read(tmp_path: Path, web: Web) -> None:
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        connection, _ = server.accept()
+        with connection:
+            connection.recv(4096)
+            place = f"Location: {web.url}/file.bin".encode()
+            connection.sendall(b"HTTP/1.1 302 Found\r\n" + place + b"\r\nContent-Length: 99999999999999\r\n\r\n")
+            connection.recv(1)  # until the other side has enough
+
+    threading.Thread(target=serve, daemon=True).start()
+    made = Remote(f"http://127.0.0.1:{server.getsockname()[1]}/file.bin", "file.bin", sha256(CONTENT))
+    with server:
+        assert download(made, tmp_path, None, QUICK).read_bytes() == CONTENT
+
+
 def test_a_file_that_should_be_empty(tmp_path: Path, web: Web) -> None:
     web.files["file.bin"] = b""
     assert download(remote(web, sha256(b""), 0), tmp_path, None, QUICK).read_bytes() == b""

@@ -14,6 +14,7 @@ import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, Any, cast
 
 from fedveil.errors import FedveilError
 from fedveil.tasks.formats.archive import unpack
@@ -114,6 +115,28 @@ def matches(path: Path, digest: str) -> bool:
         return hashlib.file_digest(file, lambda: hashlib.new(kind, usedforsecurity=False)).hexdigest() == wanted
 
 
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """Follows redirects without reading what comes with them: a server may claim any length for it."""
+
+    def http_error_302(self, req: Any, fp: Any, code: int, msg: str, headers: Any) -> Any:
+        return super().http_error_302(req, cast(IO[bytes], _Unread(fp)), code, msg, headers)
+
+    http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
+
+
+class _Unread:
+    """An answer whose body is not asked for."""
+
+    def __init__(self, answer: Any) -> None:
+        self._answer = answer
+
+    def read(self, *length: int) -> bytes:
+        return b""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._answer, name)
+
+
 def _receive(remote: Remote, part: Path, progress: Progress | None, timeout: float) -> bool:
     """One request, from where the part ends. Returns whether everything came."""
     start = _size(part)
@@ -125,7 +148,8 @@ def _receive(remote: Remote, part: Path, progress: Progress | None, timeout: flo
     request = urllib.request.Request(remote.url, headers={"User-Agent": f"fedveil/{__version__}"})
     if start:
         request.add_header("Range", f"bytes={start}-")
-    with contextlib.closing(urllib.request.urlopen(request, timeout=timeout)) as answer:
+    opener = urllib.request.build_opener(_Redirects)
+    with contextlib.closing(opener.open(request, timeout=timeout)) as answer:
         if start and not _continues(answer, start):
             start = 0  # a server that does not know ranges sends all again
         length = answer.headers.get("Content-Length", "")
