@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import torch
 from PIL import Image
 
 import fedveil as fv
+from fedveil.cli import attack as cli_attack
 from fedveil.federation.capture import Truth
 from fedveil.tasks.models.mlp import MLP
 
@@ -48,6 +50,26 @@ def test_training_leaves_a_model_a_history_and_captures(fedveil: Fedveil, traine
     inputs, targets = task.test.batch(range(len(task.test)))
     accuracy = float((model(inputs).argmax(1) == targets).float().mean())
     assert accuracy == pytest.approx(history["utility"]["test"], abs=1e-6)
+
+
+def test_an_attack_that_was_stopped_while_it_saved_is_made_again(
+    fedveil: Fedveil, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = cli_attack._save_png
+    saved: list[Path] = []
+
+    def stops(path: Path, picture: Any) -> None:
+        saved.append(path)
+        if len(saved) == 3:
+            raise KeyboardInterrupt
+        save(path, picture)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cli_attack, "_save_png", stops)
+        assert fedveil("attack", "run/captures", *QUICK, "--out", "stopped").code == 130
+    assert len([name for name in files(tmp_path / "stopped") if name.endswith(".png")]) == 2
+    assert fedveil("attack", "run/captures", *QUICK, "--out", "stopped").code == 0
+    assert json.loads((tmp_path / "stopped/attack.json").read_text(encoding="utf-8"))["captures"]
 
 
 def test_captures_with_truths_are_scored(fedveil: Fedveil, trained: Path, tmp_path: Path) -> None:

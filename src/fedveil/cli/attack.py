@@ -50,7 +50,8 @@ from fedveil.tasks.own_files import is_reference
 from fedveil.workers import Workers
 
 LABELS = ("known", "recovered", "idlg", "optimized")
-DONE = "attack.json"  # written last
+MARK = "attack.json"  # written first, without scores, and last: a killed attack is known as one
+UNFINISHED = b"{}"
 
 
 @dataclass(frozen=True)
@@ -80,8 +81,8 @@ class AttackOptions:
 def run_attack(given: AttackOptions) -> None:
     """Attack all captures as one stack of victims."""
     pool = Workers.of(given.workers)
-    with own_folder(given.out, "attack", DONE) as out:
-        if (out / DONE).exists() and not given.overwrite:
+    with own_folder(given.out, "attack", MARK) as out:
+        if _finished(out / MARK) and not given.overwrite:
             raise FedveilError(f"{out} holds an earlier attack: choose another --out or add --overwrite")
         _run(given, out, pool)
 
@@ -289,6 +290,7 @@ def _save(
     normalization: Normalization,
 ) -> None:
     """One PNG per image, all images as tensors, and the scores."""
+    write_atomically(out / MARK, UNFINISHED)
     shown: dict[str, NDArray[np.float32]] = {role: _pixels(each, normalization) for role, each in arranged.items()}
     if originals is not None:
         shown["original"] = _pixels(originals, normalization)
@@ -303,7 +305,11 @@ def _save(
         tensors[f"{role}.cost"] = outcome.cost.double().numpy()
     write_atomically(out / "reconstructions.safetensors", safetensors.numpy.save(tensors))
     scores = {"captures": [str(path) for path in paths], "rows": [row.model_dump() for row in rows]}
-    write_atomically(out / DONE, json.dumps(scores, indent=1).encode())
+    write_atomically(out / MARK, json.dumps(scores, indent=1).encode())
+
+
+def _finished(mark: Path) -> bool:
+    return mark.exists() and mark.read_bytes() != UNFINISHED
 
 
 def _pixels(images: Tensor, normalization: Normalization) -> NDArray[np.float32]:
