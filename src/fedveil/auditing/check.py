@@ -13,7 +13,6 @@ from fedveil.auditing.asked import Asked
 from fedveil.auditing.attacking import states_any_knowledge
 from fedveil.auditing.judges import check_judges
 from fedveil.auditing.settings import Audit
-from fedveil.defenses.chain import Chain
 from fedveil.errors import FedveilError
 from fedveil.tasks.normalization import Normalization
 from fedveil.tasks.task import Task
@@ -22,7 +21,6 @@ from fedveil.tasks.task import Task
 def check(asked: Asked) -> Normalization:
     """Refuse what cannot work, in one line and before anything is trained; returns the images' normalization."""
     task, chain, federation, settings = asked.task, asked.chain, asked.federation, asked.settings
-    _check_declared(chain)
     chain.check_message(federation.message)
     if task.perturb is not None:
         raise FedveilError(
@@ -76,12 +74,6 @@ def check(asked: Asked) -> Normalization:
         )
     check_judges(task, settings)
     return task.normalization or _identity(task)
-
-
-def _check_declared(chain: Chain) -> None:
-    for defense in chain.defenses:
-        if not _declared(defense):
-            raise FedveilError(f"the class {type(defense).__name__} is not declared: put @declared above it")
 
 
 def _declared(thing: object) -> bool:
