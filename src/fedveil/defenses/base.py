@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from inspect import get_annotations
 from typing import ClassVar, Literal
@@ -42,10 +42,17 @@ class Facts:
 
     @property
     def step_scale(self) -> float:
-        """What a change of weights was divided by to give the pseudo-gradient: see `capture.step_weight`."""
-        if self.kind == "gradient":
-            return 1.0
-        return self.lr * sum((self.steps - step) * self.momentum**step for step in range(self.steps))
+        """What a change of weights is divided by to give the gradient that it stands for."""
+        return 1.0 if self.kind == "gradient" else step_weight((self.lr,) * self.steps, self.momentum)
+
+
+def step_weight(lr: Sequence[float], momentum: float) -> float:
+    """By how much a constant gradient of 1 moves a weight over local steps of these rates."""
+    total = velocity = 0.0
+    for rate in lr:
+        velocity = momentum * velocity + 1
+        total += rate * velocity
+    return total
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,6 +87,11 @@ class Knowledge:
     simulate: tuple[Callable[[Tensor, Tensor], Tensor], ...] = ()
     # For defenses that move the weights first: what may have happened. The attacker tries each and keeps the best fit.
     before: tuple[StepsBefore, ...] = ()
+
+
+def trusting(observed: Tree) -> Knowledge:
+    """What an attacker knows who takes an update as it is: every entry is trusted alike."""
+    return Knowledge(target=observed, weight=observed.map(lambda tensor: tensor.new_ones(()).expand_as(tensor)))
 
 
 class Defense:
@@ -144,7 +156,7 @@ class Defense:
 
     def knowledge(self, observed: Tree, facts: Facts) -> Knowledge:
         """What an attacker who knows this defense and its settings makes of an observed update."""
-        return Knowledge(target=observed, weight=observed.map(lambda tensor: tensor.new_ones(()).expand_as(tensor)))
+        return trusting(observed)
 
     def measures(self, update: Tree) -> dict[str, float]:
         """Predicted effects on a true update, for the report: plain names and numbers."""

@@ -45,12 +45,14 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedveil.clients.engine import Row
-from fedveil.defenses.base import Kind
+from fedveil.defenses.base import Kind, step_weight
+from fedveil.defenses.updates import as_gradient
 from fedveil.errors import FedveilError
 from fedveil.federation.facts import PublicFacts
 from fedveil.federation.tensorfile import Header, grouped, prefixed, read_tensors, write_tensors
 from fedveil.fields import problems
 from fedveil.tasks.inputs import Inputs, count, leaves
+from fedveil.tree import Tree
 
 CAPTURE = "fedveil-capture"
 TRUTH = "fedveil-truth"
@@ -241,27 +243,9 @@ class Captured:
 
 
 def pseudo_gradient(capture: Capture) -> Row:
-    """The gradient that the update stands for: (before − weights) / (lr·steps), or the shared gradient itself.
-
-    With momentum μ a step's gradient moves the weights in every later step too, by lr·(1 + μ + μ² + …) in all; the
-    divisor is then the sum of these factors, so that the result stays a mean of gradients, in which early steps
-    weigh more. What weight decay added stays in.
-    """
-    if capture.kind == "gradient":
-        return dict(capture.shared)
-    weight = step_weight(capture.lr, capture.momentum)
-    if capture.kind == "delta":
-        return {name: -tensor / weight for name, tensor in capture.shared.items()}
-    return {name: (capture.before[name] - tensor) / weight for name, tensor in capture.shared.items()}
-
-
-def step_weight(lr: tuple[float, ...], momentum: float) -> float:
-    """By how much a constant gradient of 1 moves a weight over these local steps."""
-    total = velocity = 0.0
-    for rate in lr:
-        velocity = momentum * velocity + 1
-        total += rate * velocity
-    return total
+    """The gradient that the update stands for: see `Updates.gradient`."""
+    before, shared = (Tree.stack([row]) for row in (capture.before, capture.shared))
+    return as_gradient(capture.kind, shared, before, step_weight(capture.lr, capture.momentum)).row(0)
 
 
 class CaptureHeader(Header):

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
+from fedveil.clients.sgd import sgd_step
 from fedveil.defenses.chain import Chain
 from fedveil.federation.capture import Capture, Captured, Truth
 from fedveil.federation.schedule import batches, epoch_orders, windows
 from fedveil.federation.server import Collector, Server
-from fedveil.federation.sgd import sgd_step
 from fedveil.federation.steps import Outcome, Plan, Step, equal_groups, group_step, in_order, own_row, require_taken
 from fedveil.tasks.inputs import take
 from fedveil.tree import Tree

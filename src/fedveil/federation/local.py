@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from fedveil.clients.engine import Row
+from fedveil.clients.sgd import at_rest, sgd_step
 from fedveil.defenses.chain import Chain, ClientStates
 from fedveil.federation.capture import Truth
 from fedveil.federation.schedule import batches, epoch_orders
-from fedveil.federation.sgd import at_rest, sgd_step
 from fedveil.federation.steps import (
     Outcome,
     Plan,

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from fedveil.clients.engine import Engine, Row
-from fedveil.defenses.base import Defense, Kind
+from fedveil.defenses.base import Defense, Kind, step_weight
 from fedveil.defenses.chain import Chain, ClientStates
+from fedveil.defenses.updates import as_gradient
 from fedveil.errors import FedveilError
-from fedveil.federation.capture import step_weight
 from fedveil.federation.local import local_round
 from fedveil.federation.schedule import batches, epoch_orders, windows
 from fedveil.federation.settings import Federation
@@ -122,8 +122,8 @@ def probe(
         kind=settings.message,
         params=params,
         buffers_before=buffers,
-        defended=_gradients(settings.message, uploads, before, step_weight(lr, momentum)),
-        undefended=_gradients(settings.message, plain, before, step_weight(lr, momentum)),
+        defended=as_gradient(settings.message, uploads, before, step_weight(lr, momentum)),
+        undefended=as_gradient(settings.message, plain, before, step_weight(lr, momentum)),
         uploads=uploads,
         undefended_uploads=plain,
         inputs=join([part.inputs for part in defended], torch.cat),
@@ -234,10 +234,3 @@ def _require_taken(refused: Mapping[int, str]) -> None:
     """There is nothing to attack in an update that no server would take."""
     for line in refused.values():
         raise FedveilError(f"{line}: it cannot be attacked; check the data, the loss and the defense")
-
-
-def _gradients(kind: Kind, uploads: Tree, before: Tree, weight: float) -> Tree:
-    """The (pseudo-)gradients of the uploads: see `fedveil.federation.capture.pseudo_gradient`."""
-    if kind == "gradient":
-        return uploads
-    return -uploads / weight if kind == "delta" else (before - uploads) / weight

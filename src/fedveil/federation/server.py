@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from fedveil.clients.engine import Row
+from fedveil.clients.sgd import at_rest
 from fedveil.defenses.chain import ClientStates
-from fedveil.federation.sgd import at_rest
 from fedveil.federation.steps import Plan
 from fedveil.streams import Streams
 from fedveil.tree import RunningMean, Tree, per_client

@@ -1,0 +1,116 @@
+"""What an attacker has: the public side of some updates, and nothing that is true of their victims alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from fedveil.clients.engine import Backend, Loss
+from fedveil.defenses.base import Knowledge, trusting
+from fedveil.defenses.chain import Chain
+from fedveil.defenses.updates import Updates
+from fedveil.progress import Report
+from fedveil.streams import Streams
+from fedveil.tasks.inputs import Inputs, map_inputs
+from fedveil.tasks.layout import Layout
+from fedveil.workers import Workers
+
+
+@dataclass(frozen=True, eq=False)
+class Public:
+    """What every attacker knows of a task: the model as code, the loss, and what an input looks like."""
+
+    model: nn.Module
+    loss: Loss
+    layout: Layout
+    classes: int | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class LocalSteps:
+    """The local training behind one FedAvg update, for an attacker who unrolls it.
+
+    The attacker knows how many steps of which rate were made, not which examples went into which batch: it supposes
+    that every epoch walks through the candidates in the same order.
+    """
+
+    steps: int
+    batch_size: int
+    lr: float
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Candidates:
+    """N batches that may be behind each of V updates. Which of them is, the attacker does not know."""
+
+    inputs: Inputs  # (V, N, B, ...), as the model takes them
+    labels: Tensor  # (V, N, B)
+
+    @property
+    def count(self) -> int:
+        """The candidates N of one victim."""
+        return self.labels.shape[1]
+
+    def rows(self, index: slice | Sequence[int] | Tensor) -> Candidates:
+        """Those of some victims."""
+        return Candidates(map_inputs(lambda tensor: tensor[index], self.inputs), self.labels[index])
+
+
+@dataclass(frozen=True, eq=False)
+class Workbench:
+    """What an attack runs with. Nothing in here changes what it finds, but for the backend."""
+
+    backend: Backend = "auto"
+    workers: Workers | None = None  # processes that share the work out
+    report: Report | None = None  # is told (steps done, in all)
+    scratch: Path | None = None  # where large intermediate results may lie; none: a temporary file
+
+
+@dataclass(frozen=True, eq=False)
+class Scene:
+    """V updates of one model and one kind, as one attacker sees them. Every tensor's first axis is the victim."""
+
+    public: Public
+    updates: Updates
+    streams: Streams  # the attacker's own randomness, one stream for each victim
+    chain: Chain = field(default_factory=Chain)  # what the attacker knows of the defense: maybe nothing
+    labels: Tensor | None = None  # (V, B) where the attacker is told
+    local: LocalSteps | None = None  # unroll these steps instead of matching one gradient
+    candidates: Candidates | None = None  # for attacks that link
+    bench: Workbench = field(default_factory=Workbench)
+
+    @property
+    def count(self) -> int:
+        """The number of victims V."""
+        return self.updates.count
+
+    @property
+    def batch_size(self) -> int:
+        """Examples behind one update."""
+        return self.updates.examples
+
+    @property
+    def like(self) -> Tensor:
+        """A tensor of the type and on the device that the attack runs in: those of the update."""
+        return next(iter(self.updates.message.values()))
+
+    def knowledge(self) -> Knowledge:
+        """What the attacker makes of the updates: an estimate of the true gradients, and the trust in each entry."""
+        if not self.chain.defenses:
+            return trusting(self.updates.gradient)
+        return self.chain.knowledge(self.updates.gradient, self.updates.facts)
+
+    def rows(self, index: slice | Sequence[int] | Tensor) -> Scene:
+        """Some of the victims."""
+        return replace(
+            self,
+            updates=self.updates.rows(index),
+            streams=self.streams.rows(index),
+            labels=None if self.labels is None else self.labels[index],
+            candidates=None if self.candidates is None else self.candidates.rows(index),
+        )
