@@ -1,19 +1,88 @@
 """Small problems for the attack tests: real digits, small models, plain gradients."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
 from torch.nn import functional as F
 
+from fedveil.attacks import matcher
+from fedveil.attacks.candidate import Pixels
+from fedveil.attacks.optimizers import LBFGS, Adam
+from fedveil.attacks.priors import MeanSquare, TotalVariation
 from fedveil.attacks.problem import Problem
+from fedveil.attacks.recipe import Phase, Recipe
+from fedveil.attacks.scene import Public, Scene, Workbench
 from fedveil.clients.engine import Engine
+from fedveil.defenses.updates import Updates
 from fedveil.leakage.metrics import psnr
 from fedveil.streams import Streams
+from fedveil.tasks.layout import Layout
 from fedveil.tasks.task import task
 from fedveil.tree import Tree
 
 SMOOTH = "mlp:hidden=[32],activation=sigmoid"
+
+
+@dataclass(frozen=True)
+class Choices:
+    """A recipe as flat fields, of which a test changes one or two."""
+
+    cost: str = "cosine"
+    steps: int = 1600
+    optimizer: str = "adam"
+    lr: float = 0.1
+    signed: bool = True
+    alternate: bool = False
+    decay: bool = True
+    boxed: bool = True
+    total_variation: float = 0.0
+    mean_square: float = 0.0
+    labels: str = "known"
+    start: str = "normal"
+    restarts: int = 1
+
+    def recipe(self):
+        tries = []
+        for attempt in range(self.restarts):
+            signed = self.signed != (self.alternate and attempt % 2 == 1)
+            adam = Adam(self.lr, signed, self.decay)
+            tries.append((Phase(self.steps, LBFGS(self.lr) if self.optimizer == "lbfgs" else adam),))
+        priors = [TotalVariation(self.total_variation)] if self.total_variation else []
+        priors += [MeanSquare(self.mean_square)] if self.mean_square else []
+        return Recipe(
+            match=self.cost,
+            candidate=Pixels(self.start, self.boxed),
+            priors=tuple(priors),
+            tries=tuple(tries),
+            labels=self.labels,
+        )
+
+
+def matcher_of(problem, choices, backend):
+    return matcher.Matcher(problem, choices.recipe(), Workbench(backend=backend))
+
+
+def run(attack, problem, backend="auto"):
+    """A matching attack on a problem that was made by hand."""
+    return matcher.match(problem, attack.recipe(), Workbench(backend=backend))
+
+
+def scene_of(problem, **options):
+    """The scene of an attacker who sees the problem's target as a gradient."""
+    updates = Updates("gradient", problem.params, problem.target, problem.buffers, (0.1,), (problem.batch_size,))
+    layout = Layout("pictures", problem.shape, problem.box)
+    public = Public(problem.model, problem.loss, layout, problem.classes)
+    return Scene(public, updates, problem.streams, labels=problem.labels, **options)
+
+
+def on_the_way(found):
+    """The iterates as one tensor."""
+    return torch.stack(list(found.iterates))
+
+
+def match(problem, choices, *, backend="auto", chunk=None, progress=None):
+    return matcher.match(problem, choices.recipe(), Workbench(backend=backend, chunk=chunk, report=progress))
 
 
 @cache

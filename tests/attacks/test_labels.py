@@ -10,13 +10,12 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedveil.attacks.labels import read_label, recover_labels
-from fedveil.attacks.matching import Matching, match
 from fedveil.attacks.problem import Problem
 from fedveil.errors import FedveilError
 from fedveil.streams import Streams
 from fedveil.tree import Tree
 
-from .small import copies, digits, ones, problem_of, random_problem, task_of
+from .small import Choices, copies, digits, match, ones, problem_of, random_problem, task_of
 
 CLASSES = 10
 
@@ -131,7 +130,7 @@ def test_nothing_is_changed_also_under_batch_norm(same_weights):
     problem = problem_of(model, inputs, targets, box=made.normalization.box(), same_weights=same_weights)
     before, state = copies(problem), {n: t.clone() for n, t in model.state_dict().items()}
     recover_labels(problem)
-    match(problem, Matching(steps=2, labels="recovered"), backend="stacked")
+    match(problem, Choices(steps=2, labels="recovered"), backend="stacked")
     assert all(torch.equal(a, b) for a, b in zip(before, copies(problem), strict=True))
     assert all(torch.equal(state[n], t) for n, t in model.state_dict().items())
     assert not model[4]._forward_pre_hooks
@@ -170,5 +169,5 @@ def test_exact_counts_come_back_exactly(labels):
 def test_the_attack_uses_what_was_read():
     _, targets, problem = digits("mlp", victims=3)
     unknown = replace(problem, labels=None)
-    assert torch.equal(match(unknown, Matching(steps=1, labels="idlg")).labels, targets)
-    assert torch.equal(match(unknown, Matching(steps=1, labels="recovered")).labels, targets)
+    assert torch.equal(match(unknown, Choices(steps=1, labels="idlg")).labels, targets)
+    assert torch.equal(match(unknown, Choices(steps=1, labels="recovered")).labels, targets)

@@ -7,17 +7,22 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fedveil.attacks import matching, tracking
-from fedveil.attacks.matching import Matching, match
-from fedveil.attacks.problem import Reconstruction
-from fedveil.attacks.quiet import quiet
+from fedveil.attacks import matcher, notes, workload
+from fedveil.attacks.candidate import Pixels
+from fedveil.attacks.finding import Reconstruction
+from fedveil.attacks.iterates import Iterates
+from fedveil.attacks.optimizers import Adam
+from fedveil.attacks.priors import TotalVariation
+from fedveil.attacks.recipe import Phase, Recipe
+from fedveil.attacks.scene import Workbench
+from fedveil.attacks.without_dropout import without_dropout
 from fedveil.errors import FedveilError
 from fedveil.tree import Tree
 
-from .small import SMOOTH, as_double, copies, digits, random_problem
+from .small import SMOOTH, Choices, as_double, copies, digits, match, matcher_of, on_the_way, random_problem
 
-SHORT = Matching(steps=6, total_variation=1e-3)
-DLG = Matching(cost="l2", optimizer="lbfgs", lr=1.0, steps=3, labels="optimized")
+SHORT = Choices(steps=6, total_variation=1e-3)
+DLG = Choices(cost="l2", optimizer="lbfgs", lr=1.0, steps=3, labels="optimized")
 
 
 def conv():
@@ -36,7 +41,7 @@ def image_problem(model=None, **options):
 
 
 def assert_same(left, right, tolerance=1e-5):
-    torch.testing.assert_close(left.iterates, right.iterates, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(on_the_way(left), on_the_way(right), rtol=tolerance, atol=tolerance)
     torch.testing.assert_close(left.inputs, right.inputs, rtol=tolerance, atol=tolerance)
     torch.testing.assert_close(left.cost, right.cost, rtol=tolerance, atol=tolerance)
     torch.testing.assert_close(left.costs, right.costs, rtol=tolerance, atol=tolerance)
@@ -106,7 +111,7 @@ def test_the_loop_equals_the_stack(name, same_weights):
 def test_results_are_single_precision_and_need_no_gradient():
     for backend in ("loop", "stacked"):
         found = match(image_problem(), SHORT, backend=backend)
-        for tensor in (found.inputs, found.cost, found.costs, found.iterates):
+        for tensor in (found.inputs, found.cost, found.costs, found.iterates[0]):
             assert tensor.dtype == torch.float32
             assert not tensor.requires_grad
         assert found.labels.dtype == torch.int64
@@ -158,7 +163,7 @@ def test_a_victim_that_is_not_a_number_stays_contained(choices, backend):
     assert torch.isnan(found.cost[2])
     assert torch.isfinite(found.inputs).all()
     if choices.optimizer == "adam":
-        assert torch.equal(found.iterates[0, 2], found.iterates[-1, 2])
+        assert torch.equal(found.iterates[0][2], found.iterates[-1][2])
 
 
 class Cliff(nn.Module):
@@ -178,13 +183,14 @@ def test_a_victim_that_breaks_on_its_way_rests_there():
     problem = replace(problem, model=Cliff(), params=Tree({f"layer.{n}": t for n, t in problem.params.items()}))
     problem = replace(problem, target=Tree({f"layer.{n}": t for n, t in problem.target.items()}))
     problem = replace(problem, weight=Tree({f"layer.{n}": t for n, t in problem.weight.items()}))
-    found = match(problem, Matching(steps=30, signed=False, decay=False, lr=0.3), backend="stacked")
-    over = found.iterates.mean((2, 3)) > 0  # (steps, victims)
+    found = match(problem, Choices(steps=30, signed=False, decay=False, lr=0.3), backend="stacked")
+    seen = on_the_way(found)
+    over = seen.mean((2, 3)) > 0  # (steps, victims)
     assert over.any()
     assert not over[:, ~over[-1]].any()
     for victim in over[-1].nonzero().flatten():
         first = int(over[:, victim].int().argmax())
-        assert (found.iterates[first:, victim] == found.iterates[first, victim]).all()
+        assert (seen[first:, victim] == seen[first, victim]).all()
 
 
 def result(cost, mark):
@@ -192,18 +198,20 @@ def result(cost, mark):
     full = torch.full((count, 1, 2), float(mark))
     costs = torch.tensor(cost)
     labels = torch.full((count, 1), mark)
-    return Reconstruction(full, labels, costs, [1], costs[:, None], full[None], seconds=1.0)
+    iterates = Iterates.empty(1, full.shape)
+    iterates.put(0, full)
+    return Reconstruction(full, labels, costs, 1.0, [1], costs[:, None], iterates)
 
 
 def test_restarts_take_the_lower_cost_and_never_one_that_is_not_finite():
     nan, inf = float("nan"), float("inf")
     old = result([1.0, 2.0, nan, inf, 1.0, 1.0, 1.0, nan], 0)
     new = result([2.0, 1.0, 5.0, 5.0, nan, inf, -inf, nan], 1)
-    best = tracking.better(old, new)
+    best = notes.better(old, new)
     expected = [0, 1, 1, 1, 0, 0, 0, 0]
     assert best.labels.flatten().tolist() == expected
     assert best.inputs[:, 0, 0].tolist() == expected
-    assert best.iterates[0, :, 0, 1].tolist() == expected
+    assert best.iterates[0][:, 0, 1].tolist() == expected
     assert best.cost[:7].tolist() == [1, 1, 5, 5, 1, 1, 1]
     assert best.costs[:7, 0].tolist() == [1, 1, 5, 5, 1, 1, 1]
     assert best.seconds == 2
@@ -212,16 +220,16 @@ def test_restarts_take_the_lower_cost_and_never_one_that_is_not_finite():
 def test_restarts_differ_and_the_best_is_kept_by_cost_without_priors():
     problem = image_problem()
     several = replace(SHORT, restarts=3, total_variation=10.0)
-    counter = tracking.Counter(None, 1)
-    matcher = matching.Matcher(problem, several, backend="stacked")
-    tries = [matcher.run(problem, restart, counter) for restart in range(3)]
+    counter = notes.Counter(None, 1)
+    made = matcher_of(problem, several, "stacked")
+    tries = [made.run(problem, restart, counter) for restart in range(3)]
     assert not torch.equal(tries[0].inputs, tries[1].inputs)
     costs = torch.stack([tried.cost for tried in tries])
     best = match(problem, several, backend="stacked")
     torch.testing.assert_close(best.cost, costs.min(0).values)
     for victim, winner in enumerate(costs.argmin(0).tolist()):
         torch.testing.assert_close(best.inputs[victim], tries[winner].inputs[victim])
-        torch.testing.assert_close(best.iterates[:, victim], tries[winner].iterates[:, victim])
+        torch.testing.assert_close(on_the_way(best)[:, victim], on_the_way(tries[winner])[:, victim])
 
 
 def test_the_cost_is_the_cost_of_what_is_returned():
@@ -245,8 +253,8 @@ def test_pixels_stay_in_the_box():
     low, high = -1.5, 2.0
     for choices in (replace(SHORT, lr=1.0), replace(SHORT, start="uniform")):
         found = match(problem, choices, backend="stacked")
-        assert found.iterates.min() >= low
-        assert found.iterates.max() <= high
+        assert on_the_way(found).min() >= low
+        assert on_the_way(found).max() <= high
     assert found.inputs.min() < -1
     final = match(problem, DLG, backend="stacked").inputs  # boxed at the end only
     assert final.min() >= low
@@ -257,7 +265,7 @@ def test_pixels_stay_in_the_box():
 
 def test_a_uniform_start_fills_the_box():
     problem = image_problem(victims=40)
-    start = matching.Matcher(problem, replace(SHORT, start="uniform"), backend="loop")._start(problem, 0)["inputs"]
+    start = matcher_of(problem, replace(SHORT, start="uniform"), "loop")._start(problem, 0)["inputs"]
     assert -1.5 <= start.min() < -1.45
     assert 1.95 < start.max() <= 2.0
 
@@ -272,35 +280,35 @@ def test_the_rate_falls_at_three_eighths_five_eighths_and_seven_eighths(monkeypa
         return step(self, *arguments)
 
     monkeypatch.setattr(torch.optim.Adam, "step", noting)
-    match(image_problem(victims=1), Matching(steps=16, lr=0.2, decay=decay), backend="stacked")
+    match(image_problem(victims=1), Choices(steps=16, lr=0.2, decay=decay), backend="stacked")
     falls = [0.2] * 6 + [0.02] * 4 + [0.002] * 4 + [0.0002] * 2
     assert rates == pytest.approx(falls if decay else [0.2] * 16)
 
 
 @pytest.mark.parametrize("steps, noted", [(1, [1]), (7, [1, 2, 3, 4, 5, 6, 7]), (100, None), (1600, None)])
 def test_what_is_noted_is_bounded_and_holds_the_thirds(steps, noted):
-    notes = tracking.Notes(steps).steps
-    assert len(notes) <= 30
-    assert notes[-1] == steps
+    found = notes.Notes(steps, (1, 1), None).steps
+    assert len(found) <= 30
+    assert found[-1] == steps
     if noted:
-        assert notes == noted
+        assert found == noted
     else:
-        assert {round(steps / 3), round(2 * steps / 3)} <= set(notes)
+        assert {round(steps / 3), round(2 * steps / 3)} <= set(found)
 
 
 def test_iterates_are_kept_apart_and_the_last_is_the_result():
     found = match(image_problem(), replace(SHORT, steps=45, boxed=True), backend="stacked")
-    assert found.iterates.shape == (30, 5, 2, 1, 8, 8)
+    assert on_the_way(found).shape == (30, 5, 2, 1, 8, 8)
     assert found.costs.shape == (5, 30)
     assert torch.equal(found.iterates[-1], found.inputs)
-    moved = (found.iterates[1:10] - found.iterates[:9]).abs().amax((1, 2, 3, 4, 5))
+    moved = on_the_way(found).diff(dim=0)[:9].abs().amax((1, 2, 3, 4, 5))
     assert (moved > 0).all()
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "lbfgs"])
 def test_progress_counts_steps_over_chunks_and_restarts(optimizer):
     seen = []
-    choices = Matching(steps=2, restarts=2, optimizer=optimizer)
+    choices = Choices(steps=2, restarts=2, optimizer=optimizer)
     match(image_problem(), choices, backend="stacked", chunk=2, progress=lambda done, total: seen.append((done, total)))
     assert seen == [(i + 1, 2 * 2 * 3) for i in range(12)]
 
@@ -357,7 +365,7 @@ def test_knowing_a_fixed_shift_gives_the_original_and_not_the_shifted():
         loss = F.cross_entropy(problem.model(inputs[v] + 0.5), problem.labels[v])
         seen.append(dict(zip(problem.params, torch.autograd.grad(loss, problem.model.parameters()), strict=True)))
     defended = replace(problem, target=Tree.stack(seen), simulate=(shifted,))
-    choices = Matching(steps=150)
+    choices = Choices(steps=150)
     aware = (match(defended, choices, backend="stacked").inputs - inputs).square().mean()
     naive = (match(replace(defended, simulate=()), choices, backend="stacked").inputs - inputs).square().mean()
     assert aware < 0.01
@@ -414,7 +422,7 @@ def test_the_attackers_model_has_no_dropout_and_the_given_one_is_left_as_it_is(n
     torch.manual_seed(0)
     model = DROPPING[name]()
     inputs = torch.randn(4, 3, 4)
-    calm = quiet(model)
+    calm = without_dropout(model)
     assert torch.equal(calm(inputs), calm(inputs))
     assert not torch.equal(model(inputs), model(inputs))
     assert all(module.training for module in model.modules())
@@ -454,8 +462,8 @@ def test_dropout_in_the_models_own_code_is_switched_off_too(backend, labels):
 
 
 def test_batch_norm_keeps_its_mode():
-    assert all(module.training for module in quiet(batch_norm()).modules())
-    assert not any(module.training for module in quiet(batch_norm().eval()).modules())
+    assert all(module.training for module in without_dropout(batch_norm()).modules())
+    assert not any(module.training for module in without_dropout(batch_norm().eval()).modules())
 
 
 @pytest.mark.parametrize("backend", ["loop", "stacked"])
@@ -483,22 +491,64 @@ def test_weights_leave_entries_out():
     assert not torch.allclose(clean.inputs, match(replace(problem, target=spoilt), SHORT, backend="stacked").inputs)
 
 
-def test_alternate_tries_turn_the_sign_round():
+def test_every_try_has_its_own_phases():
     problem = image_problem()
-    counter = tracking.Counter(None, 1)
+    counter = notes.Counter(None, 1)
 
-    def run(choices, restart):
-        return matching.Matcher(problem, choices, backend="stacked").run(problem, restart, counter)
+    def run(choices, attempt):
+        return matcher_of(problem, choices, "stacked").run(problem, attempt, counter)
 
     mixed = replace(SHORT, restarts=2, alternate=True)
-    assert_same(run(mixed, 0), run(replace(SHORT, signed=True), 0))
-    assert_same(run(mixed, 1), run(replace(SHORT, signed=False), 1))
+    assert_same(run(mixed, 0), run(replace(SHORT, signed=True, restarts=2), 0))
+    assert_same(run(mixed, 1), run(replace(SHORT, signed=False, restarts=2), 1))
+
+
+def test_a_phase_starts_from_what_the_one_before_it_found():
+    """Two phases equal two attacks, the second of which starts where the first ended."""
+    problem, bench = image_problem(), Workbench(backend="stacked")
+    first, second = Phase(4, Adam(0.1, decay=False)), Phase(5, Adam(0.05, signed=False, decay=False), match="l2")
+    whole = matcher.match(problem, Recipe(tries=((first, second),)), bench)
+    begun = matcher.match(problem, Recipe(tries=((first,),)), bench)
+
+    class GoneOn(Pixels):
+        def start(self, problem, streams):
+            return {"inputs": begun.inputs.clone()}
+
+    rest = matcher.match(problem, Recipe(match="l2", candidate=GoneOn(), tries=((second,),)), bench)
+    assert whole.steps == list(range(1, 10))
+    torch.testing.assert_close(whole.inputs, rest.inputs)
+    torch.testing.assert_close(whole.iterates[3], begun.inputs)
+    torch.testing.assert_close(whole.costs[:, 4:], rest.costs)
+
+
+class Halved:
+    """Inputs as twice their variables: a candidate that decodes."""
+
+    def start(self, problem, streams):
+        return {"half": Pixels().start(problem, streams)["inputs"] / 2}
+
+    def decode(self, variables):
+        return 2 * variables["half"]
+
+    def project(self, variables, problem):
+        low, high = problem.box
+        variables["half"].clamp_(low / 2, high / 2)
+
+
+def test_a_candidate_may_be_anything_that_decodes_to_inputs():
+    problem, bench = image_problem(), Workbench(backend="stacked")
+    priors = (TotalVariation(1e-3),)
+    plain = Recipe(priors=priors, tries=((Phase(6, Adam(0.1)),),))
+    found = matcher.match(problem, replace(plain, candidate=Halved(), tries=((Phase(6, Adam(0.05)),),)), bench)
+    expected = matcher.match(problem, plain, bench)  # signed steps: half the rate moves as far
+    torch.testing.assert_close(found.inputs, expected.inputs, rtol=1e-4, atol=1e-4)
+    assert torch.equal(found.iterates[-1], found.inputs)
 
 
 def test_the_choice_of_a_backend_does_not_depend_on_the_clock():
     small, large = image_problem(), image_problem()
-    assert matching.Matcher(small, SHORT, backend="auto").backend == "stacked"
-    assert matching.Matcher(large, replace(SHORT, steps=10**6), backend="auto").backend == "compiled"
+    assert matcher_of(small, SHORT, "auto").backend == "stacked"
+    assert matcher_of(large, replace(SHORT, steps=10**6), "auto").backend == "compiled"
 
 
 @pytest.mark.parametrize("cost", ["l2", "cosine", "layer-cosine", "l1-l2"])
@@ -508,8 +558,8 @@ def test_one_number_for_all_entries_weighs_as_much_as_a_full_weight(cost, backen
     numbers = torch.tensor([1.0, 0.5, 2.0], dtype=torch.float64)
     one = problem.target.map(lambda t: numbers.reshape(-1, *[1] * (t.dim() - 1)).expand_as(t))
     full = one.map(lambda t: t.contiguous())
-    assert all(matching.is_one_number(tensor) for tensor in one.values())
-    assert not any(matching.is_one_number(tensor) for tensor in full.values())
+    assert all(matcher.is_one_number(tensor) for tensor in one.values())
+    assert not any(matcher.is_one_number(tensor) for tensor in full.values())
     choices = replace(SHORT, cost=cost)
     found, expected = (match(replace(problem, weight=weight), choices, backend=backend) for weight in (one, full))
     assert_same(found, expected, 1e-9)
@@ -518,10 +568,10 @@ def test_one_number_for_all_entries_weighs_as_much_as_a_full_weight(cost, backen
 def test_large_models_are_attacked_one_by_one(monkeypatch):
     problem = image_problem(victims=5)
     size = sum(tensor[0].numel() * tensor.element_size() for tensor in problem.target.values())
-    for budget, stacked in ((size // 2, 1), (3 * size, 3), (100 * size, 32)):
-        monkeypatch.setattr(matching, "MOST_BYTES", budget)
-        assert matching.most_victims(problem) == stacked
-    monkeypatch.setattr(matching, "MOST_BYTES", 1)
+    for budget, stacked in ((size // 2, 1), (3 * size, 3), (100 * size, 5)):
+        monkeypatch.setattr(workload, "MOST_BYTES", budget)
+        assert workload.victims_at_a_time(problem) == stacked
+    monkeypatch.setattr(workload, "MOST_BYTES", 1)
     alone = match(problem, SHORT, backend="stacked")
     monkeypatch.undo()
     assert_same(alone, match(problem, SHORT, backend="stacked"))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedveil.attacks.priors import mean_square, total_variation
+from fedveil.attacks.priors import MeanSquare, TotalVariation, total_variation
 
 
 def looped_variation(images):
@@ -36,4 +36,10 @@ def test_a_flat_image_has_no_variation_and_images_count_alike():
 
 def test_mean_square():
     values = np.random.default_rng(1).normal(size=(2, 3, 4))
-    np.testing.assert_allclose(mean_square(torch.tensor(values)).item(), np.mean(values**2), rtol=1e-12)
+    np.testing.assert_allclose(MeanSquare(0.5)(torch.tensor(values)).item(), 0.5 * np.mean(values**2), rtol=1e-12)
+
+
+def test_a_weighted_variation_leaves_what_is_no_picture_alone():
+    images = torch.randn(2, 1, 5, 5, generator=torch.Generator().manual_seed(3))
+    torch.testing.assert_close(TotalVariation(0.25)(images), 0.25 * total_variation(images))
+    assert TotalVariation(0.25)(images.flatten(1)) == 0

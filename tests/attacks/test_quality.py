@@ -11,6 +11,8 @@ from torch.nn import functional as F
 from fedveil.attacks.dlg import DLG
 from fedveil.attacks.idlg import IDLG
 from fedveil.attacks.inverting_gradients import InvertingGradients
+from fedveil.attacks.optimizers import Adam
+from fedveil.attacks.recipe import Phase
 from fedveil.clients.batch import ClientBatch
 from fedveil.clients.engine import Engine
 from fedveil.defenses.base import Facts
@@ -21,7 +23,7 @@ from fedveil.leakage.metrics import psnr
 from fedveil.streams import Streams
 from fedveil.tree import Tree
 
-from .small import SMOOTH, decibels, digits, noise_target, ones, problem_of, task_of
+from .small import SMOOTH, decibels, digits, noise_target, ones, problem_of, run, task_of
 
 FACTS = Facts(kind="gradient", batch_size=1)
 DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
@@ -59,7 +61,7 @@ def roles(inputs, problem, std, attack, backend, defense):
     naive, adaptive = defended(problem, inputs, defense)
     names = ("ceiling", "floor", "naive", "adaptive")
     whole = one_stack([problem, noise_target(problem), naive, adaptive])
-    found = attack.run(whole, backend=backend)
+    found = run(attack, whole, backend)
     count = problem.count
     each = [found.rows(slice(i * count, (i + 1) * count)) for i in range(4)]
     return {name: decibels(part, inputs, std).mean().item() for name, part in zip(names, each, strict=True)}
@@ -100,19 +102,19 @@ ATTEMPTS = [(DLG(steps=40, restarts=3), 0.7), (IDLG(steps=40, restarts=3), 1.0)]
 @pytest.mark.parametrize("model", ["lenet", SMOOTH])
 def test_dlg_and_idlg_recover_most_single_digits(attack, right_labels, model):
     inputs, targets, problem = digits(model, victims=12)
-    found = attack.run(replace(problem, labels=None), backend="stacked")
+    found = run(attack, replace(problem, labels=None), "stacked")
     shown = decibels(found, inputs, task_of(model).normalization.std)
     assert (shown > 25).double().mean() >= 0.7, shown
     assert (found.labels == targets).double().mean() >= right_labels
 
 
 def test_published_settings_of_inverting_gradients():
-    assert InvertingGradients().choices().steps == 1600
-    assert InvertingGradients.fedem().choices().restarts == 1
-    assert InvertingGradients.fedem().choices().signed
-    assert InvertingGradients.fedem().choices().decay is False
-    assert InvertingGradients.fedbarre().steps == 2500
-    assert InvertingGradients.gradient_dropout().steps == 4000
+    recipe = InvertingGradients().recipe()
+    assert [[phase.optimizer.signed for phase in phases] for phases in recipe.tries] == [[True], [False]]
+    assert recipe.steps == 1600
+    assert InvertingGradients.fedem().recipe().tries == ((Phase(1600, Adam(0.1, signed=True, decay=False)),),)
+    assert InvertingGradients.fedbarre().recipe().steps == 2500
+    assert InvertingGradients.gradient_dropout().recipe().steps == 4000
 
 
 @pytest.mark.slow

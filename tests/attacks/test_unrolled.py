@@ -9,13 +9,12 @@ from torch import nn
 from torch.func import functional_call, grad
 from torch.nn import functional as F
 
-from fedveil.attacks.matching import Matching, match
-from fedveil.attacks.problem import LocalSteps
+from fedveil.attacks.scene import LocalSteps
 from fedveil.attacks.unrolled import after_steps, unrolled
 from fedveil.defenses.base import StepsBefore
 from fedveil.tree import Tree
 
-from .small import SMOOTH, as_double, decibels, digits, problem_of, task_of
+from .small import SMOOTH, Choices, as_double, decibels, digits, match, problem_of, task_of
 
 
 def trained(model, inputs, targets, local):
@@ -79,7 +78,7 @@ def test_the_loop_equals_the_stack():
     inputs, targets = torch.randn(3, 4, 6), torch.randint(0, 3, (3, 4))
     problem = as_double(problem_of(small_model().float(), inputs, targets, classes=3))
     problem = replace(problem, local=local)
-    choices = Matching(steps=8, signed=False)
+    choices = Choices(steps=8, signed=False)
     stack, loop = (match(problem, choices, backend=backend) for backend in ("stacked", "loop"))
     torch.testing.assert_close(stack.inputs, loop.inputs, rtol=1e-8, atol=1e-8)
     torch.testing.assert_close(stack.costs, loop.costs, rtol=1e-8, atol=1e-10)
@@ -102,7 +101,7 @@ def test_unrolling_beats_the_pseudo_gradient():
     local = LocalSteps(4, 1, 1.0)
     inputs, problem = averaged(SMOOTH, 3, 4, local)
     std = task_of(SMOOTH).normalization.std
-    choices = Matching(steps=150, total_variation=1e-5)
+    choices = Choices(steps=150, total_variation=1e-5)
     aware = decibels(match(problem, choices, backend="stacked"), inputs, std).mean()
     naive = decibels(match(replace(problem, local=None), choices, backend="stacked"), inputs, std).mean()
     assert aware > 25, f"unrolled {aware:.1f} dB, pseudo-gradient {naive:.1f} dB"
@@ -143,7 +142,7 @@ def test_an_attacker_who_repeats_the_steps_recovers_more():
     problem = replace(problem, target=Tree.stack(shared))
     supposed = tuple(StepsBefore(steps, 2.0) for steps in (1, 2, 3))
     std = task_of(SMOOTH).normalization.std
-    choices = Matching(steps=150, total_variation=1e-5)
+    choices = Choices(steps=150, total_variation=1e-5)
     naive = match(problem, choices, backend="stacked")
     aware = match(replace(problem, before=supposed), choices, backend="stacked")
     assert (aware.cost < naive.cost).all()

@@ -1,54 +1,58 @@
-"""The base of named attacks: a declared class that turns its fields into the engine's choices."""
+"""The extension point: an attack makes a finding of what was shared."""
 
 from __future__ import annotations
 
-from typing import ClassVar
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
-from fedveil.attacks.matching import Matching, attack_seconds, match, steps_in_all
-from fedveil.attacks.problem import Problem, Reconstruction
-from fedveil.attacks.tracking import Counter, Progress
-from fedveil.clients.engine import Backend
-from fedveil.errors import FedveilError
-from fedveil.progress import reporting
-from fedveil.workers import Workers, tick
+from fedveil.attacks.finding import Finding, Question
+from fedveil.attacks.lab import Lab
+from fedveil.attacks.scene import Scene
+
+
+@dataclass(frozen=True)
+class Work:
+    """How much an attack has to do, for progress and the time left."""
+
+    steps: int = 1  # that the scene's workbench will be told of
+    seconds: float = 0.0  # estimated, on one core
 
 
 class Attack:
-    """An attack recovers a batch from what was shared. A named matching attack overrides `choices` only."""
+    """Base of all attacks: a declared class that overrides `run`, and `fit` if it learns.
+
+    An attack that matches gradients derives from `GradientMatching` and gives its recipe instead.
+    """
 
     name: ClassVar[str] = "attack"  # set by the registry
     paper: ClassVar[str] = ""
+    question: ClassVar[Question] = "reconstruct"  # what its finding answers
+    modalities: ClassVar[tuple[str, ...]] = ("pictures",)  # the kinds of data that it takes; () for any
+    revision: ClassVar[int] = 1  # raised with every change that makes it find something else
 
-    def choices(self) -> Matching:
-        """This attack as choices of the matching engine."""
-        raise FedveilError(f"the attack {type(self).__name__} says nothing of what it does: override choices, or run")
+    @property
+    def needs(self) -> frozenset[str]:
+        """What the scene or lab must have: "auxiliary", "batch of one", "candidates", "classes", "labels"."""
+        return frozenset()
 
-    def run(
-        self,
-        problem: Problem,
-        *,
-        backend: Backend = "auto",
-        progress: Progress | bool | None = None,
-        workers: Workers | None = None,
-    ) -> Reconstruction:
-        """Attack every victim of a problem, shared out among worker processes where there are some.
+    def check(self, scene: Scene) -> None:
+        """Refuse a scene that this attack cannot work on, before any long work. Its updates may be stand-ins."""
 
-        progress: a function that is told (steps done, in all); True or False shows a bar or none; by default there is
-            one on a terminal and in a notebook.
+    def fit(self, lab: Lab) -> Any:
+        """Learn from auxiliary data, before any victim is seen. What it returns is handed to `run`, and is kept.
+
+        It must be None, or a dict of tensors by name.
         """
-        with reporting(progress, f"attacking with {self.name}") as report:
-            return self._run(problem, backend, report, workers)
+        return None
 
-    def _run(self, problem: Problem, backend: Backend, report: Progress, workers: Workers | None) -> Reconstruction:
-        if workers is None or problem.count == 1 or not workers.worth(lambda: attack_seconds(problem, self.choices())):
-            return match(problem, self.choices(), backend=backend, progress=report)
-        size = -(-problem.count // workers.count)
-        parts = [problem.rows(slice(start, start + size)) for start in range(0, problem.count, size)]
-        counter = Counter(report, sum(steps_in_all(part, self.choices()) for part in parts))
-        jobs = [(part, self.choices(), backend) for part in parts]
-        return Reconstruction.concat(list(workers.map(_work, jobs, counter.add)))
+    def run(self, scene: Scene, fitted: Any = None) -> Finding:
+        """Attack every victim of a scene."""
+        raise NotImplementedError  # every attack defines its own
 
+    def estimate(self, scene: Scene) -> Work:
+        """How much `run` has to do."""
+        return Work()
 
-def _work(job: tuple[Problem, Matching, Backend]) -> Reconstruction:
-    problem, choices, backend = job
-    return match(problem, choices, backend=backend, progress=lambda done, total: tick())
+    def pieces(self, scene: Scene) -> list[Scene]:
+        """Parts of the victims that can be attacked on their own, in any process, with the same finding to the bit."""
+        return [scene]

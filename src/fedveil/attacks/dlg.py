@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from fedveil.attacks.base import Attack
-from fedveil.attacks.matching import Matching
+from fedveil.attacks.matching import GradientMatching
+from fedveil.attacks.optimizers import LBFGS
+from fedveil.attacks.recipe import Phase, Recipe
 from fedveil.fields import Count, Positive, declared
 from fedveil.registry import attacks
 
 
 @attacks.register("dlg")
 @declared
-class DLG(Attack):
+class DLG(GradientMatching):
     """Match the gradient by squared distance with L-BFGS, optimizing pixels and soft labels together.
 
     As published: 300 outer steps of 20 inner iterations, rate 1, pixels start from N(0, 1) and are not boxed while
@@ -22,8 +23,7 @@ class DLG(Attack):
     lr: Positive = 1.0  # length of a step of L-BFGS
     restarts: Count = 1  # tries; the one with the lowest final cost wins
 
-    def choices(self) -> Matching:
+    def recipe(self) -> Recipe:
         """Squared L2, L-BFGS, labels optimized."""
-        return Matching(
-            cost="l2", steps=self.steps, optimizer="lbfgs", lr=self.lr, labels="optimized", restarts=self.restarts
-        )
+        phases = (Phase(self.steps, LBFGS(self.lr)),)
+        return Recipe(match="l2", tries=(phases,) * self.restarts, labels="optimized")

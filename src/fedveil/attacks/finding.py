@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Literal, Self
 
 import torch
 from torch import Tensor
+
+from fedveil.attacks.iterates import Iterates
 
 Question = Literal["reconstruct", "link"]
 
@@ -24,9 +26,32 @@ class Reconstruction:
     costs: Tensor | None = None  # (V, len(steps))
     iterates: Sequence[Tensor] = ()  # (V, B, ...) at each of these steps: read one at a time, they may lie in a file
 
-    def __post_init__(self) -> None:
-        if self.costs is None:
-            object.__setattr__(self, "costs", self.inputs.new_zeros(len(self.inputs), 0))
+    @classmethod
+    def concat(cls, parts: Sequence[Self]) -> Self:
+        """The victims of several runs of one attack one after another."""
+        costs = [part.costs for part in parts if part.costs is not None]
+        return cls(
+            inputs=torch.cat([part.inputs for part in parts]),
+            labels=torch.cat([part.labels for part in parts]),
+            cost=torch.cat([part.cost for part in parts]),
+            seconds=sum(part.seconds for part in parts),
+            steps=parts[0].steps,
+            costs=torch.cat(costs) if costs else None,
+            iterates=Iterates.concat([part.iterates for part in parts]),
+        )
+
+    def rows(self, index: slice | Tensor) -> Self:
+        """Some of the victims; the time is shared out evenly."""
+        inputs = self.inputs[index]
+        return replace(
+            self,
+            inputs=inputs,
+            labels=self.labels[index],
+            cost=self.cost[index],
+            seconds=self.seconds * len(inputs) / max(len(self.inputs), 1),
+            costs=None if self.costs is None else self.costs[index],
+            iterates=self.iterates.rows(index) if isinstance(self.iterates, Iterates) else (),
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +61,15 @@ class Links:
     scores: Tensor  # (V, N): log-likelihoods, or similarities; the attacker picks the largest
     exact: Tensor  # (V,) whether they are log-likelihoods by the law of the defense
     seconds: float
+
+    @classmethod
+    def concat(cls, parts: Sequence[Self]) -> Self:
+        """The victims of several runs of one attack one after another."""
+        return cls(
+            scores=torch.cat([part.scores for part in parts]),
+            exact=torch.cat([part.exact for part in parts]),
+            seconds=sum(part.seconds for part in parts),
+        )
 
     def linked(self, place: Tensor) -> Tensor:
         """Whether each victim's original, which stands at `place` (V,), was picked: a tie is no pick. Shape (V,)."""

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from fedveil.attacks.base import Attack
-from fedveil.attacks.costs import CostName
-from fedveil.attacks.matching import LabelsFrom, Matching
+from fedveil.attacks.match import MatchName
+from fedveil.attacks.matching import GradientMatching
+from fedveil.attacks.optimizers import Adam
+from fedveil.attacks.priors import TotalVariation
+from fedveil.attacks.recipe import LabelsFrom, Phase, Recipe
 from fedveil.fields import Count, NonNegative, Positive, declared
 from fedveil.registry import attacks
 
 
 @attacks.register("inverting-gradients")
 @declared
-class InvertingGradients(Attack):
+class InvertingGradients(GradientMatching):
     """Match the direction of the gradient (cosine) with signed Adam and a total-variation prior.
 
     Pixels are boxed to their valid range after every step; the rate falls to a tenth at 3/8, 5/8 and 7/8 of the
@@ -26,26 +28,21 @@ class InvertingGradients(Attack):
     steps: Count = 1600  # steps of Adam
     lr: Positive = 0.1  # Adam's rate at the start
     total_variation: NonNegative = 1e-5  # α in the paper: weight of the prior that favors smooth pictures
-    cost: CostName = "cosine"  # how the updates are compared
+    cost: MatchName = "cosine"  # how the updates are compared
     signed: bool = True  # Adam sees the sign of the gradient only
     decay: bool = True  # the rate falls to a tenth at 3/8, 5/8 and 7/8 of the steps
     restarts: Count = 2  # tries; the one with the lowest final cost wins
     alternate: bool = True  # every second try turns `signed` round
     labels: LabelsFrom = "known"  # told, read off the update (idlg: of a batch of one), or optimized with the pixels
 
-    def choices(self) -> Matching:
-        """1 − cosine, Adam on the sign of the gradient, TV, box."""
-        return Matching(
-            cost=self.cost,
-            steps=self.steps,
-            lr=self.lr,
-            signed=self.signed,
-            alternate=self.alternate,
-            decay=self.decay,
-            total_variation=self.total_variation,
-            labels=self.labels,
-            restarts=self.restarts,
-        )
+    def recipe(self) -> Recipe:
+        """1 − cosine, Adam on the sign of the gradient, total variation, box."""
+        tries = []
+        for attempt in range(self.restarts):
+            signed = self.signed != (self.alternate and attempt % 2 == 1)
+            tries.append((Phase(self.steps, Adam(lr=self.lr, signed=signed, decay=self.decay)),))
+        priors = (TotalVariation(self.total_variation),) if self.total_variation else ()
+        return Recipe(match=self.cost, priors=priors, tries=tuple(tries), labels=self.labels)
 
     @classmethod
     def fedem(cls) -> InvertingGradients:

@@ -1,14 +1,16 @@
-"""What an attacker has in hand, and what comes out."""
+"""What a matching attack is given: a target, the trust in each of its entries, and all that is needed to match it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from fedveil.attacks.scene import LocalSteps, Scene
 from fedveil.clients.engine import Loss
 from fedveil.defenses.base import StepsBefore
 from fedveil.streams import Streams
@@ -16,25 +18,10 @@ from fedveil.tree import Tree
 
 
 @dataclass(frozen=True)
-class LocalSteps:
-    """The local training behind one FedAvg update, for an attacker who unrolls it.
-
-    The attacker knows how many steps of which rate were made, not which examples went into which batch: it supposes
-    that every epoch walks through the candidates in the same order.
-    """
-
-    steps: int
-    batch_size: int
-    lr: float
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-
-
-@dataclass(frozen=True)
 class Problem:
     """V victims that share a model and shapes: every tensor's first axis is the victim.
 
-    Naive, adaptive, floor and ceiling differ in `target` and `weight` only, so that one compiled function serves all.
+    Naive, adaptive, floor and ceiling differ in `target` and `weight` only, so that compiled code serves several.
     """
 
     model: nn.Module
@@ -51,7 +38,29 @@ class Problem:
     box: tuple[Tensor, Tensor] | None = None  # lowest and highest valid input, broadcast to `shape`
     local: LocalSteps | None = None  # unroll these steps instead of matching one gradient
     simulate: tuple[Callable[[Tensor, Tensor], Tensor], ...] = ()  # see Knowledge
-    before: tuple[StepsBefore, ...] = ()  # steps the victim may have made first: each is tried, the best fit kept
+    before: tuple[StepsBefore, ...] = ()  # steps that the victim may have made first: try each; keep the lowest cost
+
+    @classmethod
+    def of(cls, scene: Scene) -> Self:
+        """What an attacker who has this scene matches."""
+        known, public = scene.knowledge(), scene.public
+        return cls(
+            model=public.model,
+            loss=public.loss,
+            params=scene.updates.before,
+            buffers=scene.updates.buffers,
+            target=known.target,
+            weight=known.weight,
+            shape=public.layout.shape,
+            batch_size=scene.batch_size,
+            streams=scene.streams,
+            classes=public.classes,
+            labels=scene.labels,
+            box=public.layout.box,
+            local=scene.local,
+            simulate=known.simulate,
+            before=known.before,
+        )
 
     @property
     def count(self) -> int:
@@ -79,43 +88,4 @@ class Problem:
             weight=self.weight.rows(index),
             labels=None if self.labels is None else self.labels[index],
             streams=self.streams.rows(index),
-        )
-
-
-@dataclass(frozen=True)
-class Reconstruction:
-    """What an attack recovered for every victim."""
-
-    inputs: Tensor  # (V, B, ...), in the model's input space
-    labels: Tensor  # (V, B)
-    cost: Tensor  # (V,) final matching cost without priors
-    steps: list[int]  # at which the cost and the iterates were noted
-    costs: Tensor  # (V, len(steps))
-    iterates: Tensor  # (len(steps), V, B, ...); the last is `inputs` before restarts were compared
-    seconds: float
-
-    @classmethod
-    def concat(cls, parts: Sequence[Reconstruction]) -> Reconstruction:
-        """The victims of several runs of one attack one after another."""
-        return cls(
-            inputs=torch.cat([part.inputs for part in parts]),
-            labels=torch.cat([part.labels for part in parts]),
-            cost=torch.cat([part.cost for part in parts]),
-            steps=parts[0].steps,
-            costs=torch.cat([part.costs for part in parts]),
-            iterates=torch.cat([part.iterates for part in parts], dim=1),
-            seconds=sum(part.seconds for part in parts),
-        )
-
-    def rows(self, index: slice | Tensor) -> Reconstruction:
-        """Some of the victims; the time is shared out evenly."""
-        inputs = self.inputs[index]
-        return Reconstruction(
-            inputs=inputs,
-            labels=self.labels[index],
-            cost=self.cost[index],
-            steps=self.steps,
-            costs=self.costs[index],
-            iterates=self.iterates[:, index],
-            seconds=self.seconds * len(inputs) / max(len(self.inputs), 1),
         )

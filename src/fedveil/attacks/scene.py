@@ -29,7 +29,7 @@ class Public:
     classes: int | None = None
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class LocalSteps:
     """The local training behind one FedAvg update, for an attacker who unrolls it.
 
@@ -63,9 +63,10 @@ class Candidates:
 
 @dataclass(frozen=True, eq=False)
 class Workbench:
-    """What an attack runs with. Nothing in here changes what it finds, but for the backend."""
+    """What an attack runs with. Only backend and chunk touch the last bits of what it finds."""
 
     backend: Backend = "auto"
+    chunk: int | None = None  # victims that are attacked at a time; none: as many as the attack finds best
     workers: Workers | None = None  # processes that share the work out
     report: Report | None = None  # is told (steps done, in all)
     scratch: Path | None = None  # where large intermediate results may lie; none: a temporary file

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from fedveil.attacks.problem import LocalSteps
+from fedveil.attacks.scene import LocalSteps
 from fedveil.defenses.base import StepsBefore
 
 Row = dict[str, Tensor]

@@ -16,7 +16,7 @@ from fedveil.attacks.problem import Problem
 from fedveil.clients.dropout import KeyedDropout
 
 
-def quiet(model: nn.Module) -> nn.Module:
+def without_dropout(model: nn.Module) -> nn.Module:
     """A copy of the model whose dropout layers do nothing."""
     made = copy.deepcopy(model)
     for module in made.modules():
@@ -27,7 +27,7 @@ def quiet(model: nn.Module) -> nn.Module:
     return made
 
 
-def without_dropout(problem: Problem) -> AbstractContextManager[object]:
+def dropout_off(problem: Problem) -> AbstractContextManager[object]:
     """In here, dropout that the model calls as a function does nothing either.
 
     Only a model that draws numbers in a forward pass is watched: watching costs a little at every call of torch.

@@ -1,4 +1,4 @@
-"""Matching costs: how far the update of a candidate is from the observed one.
+"""How far the update of a candidate is from the observed one: what a matching attack makes small.
 
 Pure functions of one victim's plain dicts. Every entry has a weight: 1 for an attacker who trusts all entries alike,
 the attacker's trust in it for one who knows the defense, 0 for an entry left out.
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 Update = Mapping[str, Tensor]
-CostName = Literal["l2", "cosine", "layer-cosine", "l1-l2"]
+MatchName = Literal["l2", "cosine", "layer-cosine", "l1-l2"]
 # Keeps a zero update from dividing by zero: the square of a norm far below any real one. Not smaller, or the slope
 # of the inverse root at zero would leave float32.
 _TINY = 1e-24
@@ -60,8 +60,8 @@ def _total(parts: Iterable[Tensor]) -> Tensor:
     return torch.stack(list(parts)).sum()
 
 
-class Cost(NamedTuple):
-    """A cost in two parts: what is made of target and weight once, and the cost of an update against that."""
+class Match(NamedTuple):
+    """A matching cost in two parts: what is made of target and weight once, and the cost of an update against that."""
 
     aim: Callable[[Update, Update], Update]  # of (target, weight)
     of: Callable[[Update, Update, Update], Tensor]  # of (update, aim, weight)
@@ -75,11 +75,11 @@ def _as_it_is(target: Update, weight: Update) -> Update:
     return target
 
 
-cosine = Cost(direction, cosine_to)
-layer_cosine = Cost(layer_directions, layer_cosine_to)
-COSTS: dict[CostName, Cost] = {
-    "l2": Cost(_as_it_is, l2),
+cosine = Match(direction, cosine_to)
+layer_cosine = Match(layer_directions, layer_cosine_to)
+MATCHES: dict[MatchName, Match] = {
+    "l2": Match(_as_it_is, l2),
     "cosine": cosine,
     "layer-cosine": layer_cosine,
-    "l1-l2": Cost(_as_it_is, l1_l2),
+    "l1-l2": Match(_as_it_is, l1_l2),
 }

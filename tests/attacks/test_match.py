@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from fedveil.attacks.costs import COSTS, cosine, l1_l2, l2, layer_cosine
+from fedveil.attacks.match import MATCHES, cosine, l1_l2, l2, layer_cosine
 
 SHAPES = {"a": (4, 3), "b": (5,), "c": (2, 2, 3)}
-NAMES = list(COSTS)
+NAMES = list(MATCHES)
 
 
 def trees(seed=0):
@@ -42,7 +42,7 @@ def numpy_cost(name, update, target, weight):
 @pytest.mark.parametrize("name", NAMES)
 def test_equals_numpy(name):
     update, target, weight = trees()
-    found = COSTS[name](*tensors(update, target, weight))
+    found = MATCHES[name](*tensors(update, target, weight))
     assert found.shape == ()
     np.testing.assert_allclose(found.item(), numpy_cost(name, update, target, weight), rtol=1e-12)
 
@@ -58,7 +58,7 @@ def test_weights_of_one_are_no_weights(name):
         "cosine": 1 - u @ t / np.linalg.norm(u) / np.linalg.norm(t),
     }
     expected = plain.get(name, numpy_cost(name, update, target, ones))
-    np.testing.assert_allclose(COSTS[name](*tensors(update, target, ones)).item(), expected, rtol=1e-12)
+    np.testing.assert_allclose(MATCHES[name](*tensors(update, target, ones)).item(), expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -66,10 +66,10 @@ def test_weight_zero_leaves_a_layer_out(name):
     update, target, weight = trees(2)
     weight["b"] = np.zeros(SHAPES["b"])
     without = [{n: v for n, v in part.items() if n != "b"} for part in (update, target, weight)]
-    full, part = COSTS[name](*tensors(update, target, weight)), COSTS[name](*tensors(*without))
+    full, part = MATCHES[name](*tensors(update, target, weight)), MATCHES[name](*tensors(*without))
     torch.testing.assert_close(full, part)
     target["b"] = 1e3 * target["b"]
-    torch.testing.assert_close(COSTS[name](*tensors(update, target, weight)), part)
+    torch.testing.assert_close(MATCHES[name](*tensors(update, target, weight)), part)
 
 
 @pytest.mark.parametrize("cost", [cosine, layer_cosine])
@@ -93,7 +93,7 @@ def test_zeros_give_a_finite_value_and_slope(name, zero):
             parts[which] = {n: torch.zeros(SHAPES[n]) for n in part}
         parts[which] = {n: v.float() for n, v in parts[which].items()}
     live = {n: v.requires_grad_() for n, v in parts["update"].items()}
-    value = COSTS[name](live, parts["target"], parts["weight"])
+    value = MATCHES[name](live, parts["target"], parts["weight"])
     slopes = torch.autograd.grad(value, list(live.values()))
     assert torch.isfinite(value)
     assert all(torch.isfinite(slope).all() for slope in slopes)

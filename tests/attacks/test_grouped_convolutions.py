@@ -6,10 +6,9 @@ from torch import nn
 from torch.func import grad, vmap
 from torch.nn import functional as F
 
-from fedveil.attacks import narrow
-from fedveil.attacks.matching import Matching, match
+from fedveil.attacks import grouped_convolutions as grouped
 
-from .small import random_problem
+from .small import Choices, match, on_the_way, random_problem
 
 # Window, stride, padding, size of the image: odd and even, margins wider than a step, rows unlike columns.
 SHAPES = [
@@ -32,12 +31,12 @@ def test_products_equal_convolutions(window, stride, padding, size):
     slopes = torch.randn_like(result)
     of_inputs, of_kernels = torch.autograd.grad(result, (inputs, kernels), slopes)
 
-    for convolution in (narrow.grouped_convolution, narrow.few_convolution):
+    for convolution in (grouped.grouped_convolution, grouped.few_convolution):
         torch.testing.assert_close(convolution(inputs, kernels, stride, padding, groups), result)
-    for kernel_gradient in (narrow.grouped_kernel_gradient, narrow.few_kernel_gradient):
+    for kernel_gradient in (grouped.grouped_kernel_gradient, grouped.few_kernel_gradient):
         found = kernel_gradient(slopes, inputs, kernels.shape, stride, padding, groups)
         torch.testing.assert_close(found, of_kernels)
-    for transposed in (narrow.grouped_transposed, narrow.few_transposed):
+    for transposed in (grouped.grouped_transposed, grouped.few_transposed):
         found = transposed(slopes, kernels, stride, padding, size, groups)
         torch.testing.assert_close(found, of_inputs)
 
@@ -46,7 +45,7 @@ def test_products_equal_convolutions(window, stride, padding, size):
     result = F.conv2d(inputs, shared, None, stride, padding)
     slopes = torch.randn_like(result)
     expected = torch.autograd.grad(result, inputs, slopes)[0]
-    torch.testing.assert_close(narrow.input_gradient(slopes, shared, stride, padding, size), expected)
+    torch.testing.assert_close(grouped.input_gradient(slopes, shared, stride, padding, size), expected)
 
 
 def small_net(channels=4):
@@ -79,27 +78,27 @@ def traced_objective(net, batch):
 @pytest.mark.parametrize("batch", [1, 2])
 def test_the_traced_objective_with_products_gives_the_same(batch):
     function, arguments = traced_objective(small_net(), batch)
-    module, nest = narrow._traced(function, arguments)
+    module, nest = grouped._traced(function, arguments)
     # Both layers: the gradient of the kernels and its two derivatives; and the strided one's input gradient.
-    assert narrow.replace_narrow(module) == 7
+    assert grouped.replace_narrow(module) == 7
     torch.testing.assert_close(nest(module(*arguments)), function(*arguments), rtol=1e-4, atol=1e-6)
 
 
 def test_wide_convolutions_are_replaced_at_few_places_only(monkeypatch):
-    function, arguments = traced_objective(small_net(channels=narrow.NARROW + 1), 2)
-    module, nest = narrow._traced(function, arguments)
-    assert narrow.replace_narrow(module) == 7  # the second layer has 16 places
+    function, arguments = traced_objective(small_net(channels=grouped.NARROW + 1), 2)
+    module, nest = grouped._traced(function, arguments)
+    assert grouped.replace_narrow(module) == 7  # the second layer has 16 places
     torch.testing.assert_close(nest(module(*arguments)), function(*arguments), rtol=1e-4, atol=1e-6)
-    monkeypatch.setattr(narrow, "FEW", 15)
-    module, _ = narrow._traced(function, arguments)
-    assert narrow.replace_narrow(module) == 4  # those of the first layer, whose inputs have two channels
+    monkeypatch.setattr(grouped, "FEW", 15)
+    module, _ = grouped._traced(function, arguments)
+    assert grouped.replace_narrow(module) == 4  # those of the first layer, whose inputs have two channels
 
 
 @pytest.mark.compiles
 def test_compiled_attack_on_a_narrow_net_equals_the_stacked_one(caplog):
     problem = random_problem(small_net(), (2, 8, 8), victims=3)
-    choices = Matching(steps=3, total_variation=1e-3)
+    choices = Choices(steps=3, total_variation=1e-3)
     found = match(problem, choices, backend="compiled")
     expected = match(problem, choices, backend="stacked")
-    torch.testing.assert_close(found.iterates, expected.iterates, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(on_the_way(found), on_the_way(expected), rtol=1e-3, atol=1e-3)
     assert not [record for record in caplog.records if record.name == "fedveil"]

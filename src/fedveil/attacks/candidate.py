@@ -1,0 +1,56 @@
+"""What a matching attack moves: variables that decode to candidate inputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from torch import Tensor
+
+from fedveil.streams import Streams
+
+if TYPE_CHECKING:
+    from fedveil.attacks.problem import Problem
+
+Variables = dict[str, Tensor]
+
+
+class Candidate(Protocol):
+    """Variables of every victim, stacked, that stand for its inputs: pixels, or whatever decodes to inputs."""
+
+    def start(self, problem: Problem, streams: Streams) -> Variables:
+        """Where the search begins: tensors whose first axis is the victim."""
+        ...
+
+    def decode(self, variables: Variables) -> Tensor:
+        """The inputs (B, ...) that ONE victim's variables stand for: a pure function that `vmap` can stack."""
+        ...
+
+    def project(self, variables: Variables, problem: Problem) -> None:
+        """Bring variables that left the valid range back to it, in place."""
+        ...
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """The inputs themselves."""
+
+    begin: Literal["normal", "uniform"] = "normal"  # uniform: over the valid range
+    boxed: bool = True  # whether inputs are clamped to the valid range
+
+    def start(self, problem: Problem, streams: Streams) -> Variables:
+        """Noise of the inputs' shape."""
+        shape, like = (problem.batch_size, *problem.shape), problem.like
+        if self.begin == "normal" or problem.box is None:
+            return {"inputs": streams.normal(*shape).to(like)}
+        low, high = problem.box
+        return {"inputs": low + (high - low) * streams.uniform(*shape).to(like)}
+
+    def decode(self, variables: Variables) -> Tensor:
+        """As they are."""
+        return variables["inputs"]
+
+    def project(self, variables: Variables, problem: Problem) -> None:
+        """Clamp to valid pixels."""
+        if self.boxed and problem.box is not None:
+            variables["inputs"].clamp_(*problem.box)

@@ -1,0 +1,322 @@
+"""The matching engine: move candidates until their update looks like the observed one.
+
+All victims are stacked and independent. Target, weights and labels are inputs of one function, so that attackers who
+differ in these alone share its compiled form.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import grad, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from fedveil.attacks.candidate import Variables
+from fedveil.attacks.finding import Reconstruction
+from fedveil.attacks.grouped_convolutions import compile_stacked
+from fedveil.attacks.labels import read_label, recover_labels
+from fedveil.attacks.match import MATCHES, MatchName
+from fedveil.attacks.notes import Counter, Notes, better
+from fedveil.attacks.optimizers import LABELS, Descent
+from fedveil.attacks.problem import Problem
+from fedveil.attacks.recipe import LabelsFrom, Recipe
+from fedveil.attacks.scene import Workbench
+from fedveil.attacks.unrolled import after_steps, unrolled
+from fedveil.attacks.without_dropout import dropout_off, without_dropout
+from fedveil.attacks.workload import steps_in_all, victims_at_a_time, worth_compiling
+from fedveil.clients.compiling import compiler_found
+from fedveil.clients.engine import BACKENDS, Backend, Engine
+from fedveil.defenses.base import StepsBefore
+from fedveil.errors import FedveilError, unknown_name
+from fedveil.tree import Tree
+from fedveil.workers import pack
+
+log = logging.getLogger("fedveil")
+
+Tensors = dict[str, Tensor]
+
+
+def match(problem: Problem, recipe: Recipe, bench: Workbench | None = None) -> Reconstruction:
+    """Attack all victims of a problem, chunk by chunk. Tries are compared by their final cost without priors."""
+    bench = bench or Workbench()
+    if bench.backend not in BACKENDS:
+        raise unknown_name("backend", bench.backend, BACKENDS)
+    problem = replace(problem, model=without_dropout(problem.model))
+    best: Reconstruction | None = None
+    # The fast attention kernels have no second derivative.
+    with sdpa_kernel(SDPBackend.MATH), dropout_off(problem):
+        problem = with_labels(problem, recipe.labels)
+        supposed = problem.before or (None,)
+        matchers = [matcher_for(problem, recipe, bench, each) for each in supposed]
+        counter = Counter(bench.report, steps_in_all(problem, recipe, bench.chunk))
+        for number in range(len(recipe.tries) * len(matchers)):
+            attempt, place = divmod(number, len(matchers))
+            tried = matchers[place].run(problem, attempt, counter, bench.scratch)
+            best = tried if best is None else better(best, tried)
+    assert best is not None
+    return best
+
+
+def with_labels(problem: Problem, labels: LabelsFrom) -> Problem:
+    """The problem with the labels that the attack will use; None where they are optimized."""
+    if labels == "known":
+        if problem.labels is None:
+            raise FedveilError(
+                "the labels are not known here: let the attack read them off (--labels recovered, or idlg for a batch "
+                "of one) or optimize them (--labels optimized)"
+            )
+        return problem
+    if labels == "optimized":
+        if problem.classes is None:
+            raise FedveilError("labels cannot be optimized: the number of classes is not known")
+        return replace(problem, labels=None)
+    return replace(problem, labels=read_label(problem) if labels == "idlg" else recover_labels(problem))
+
+
+# ---- matchers that are kept -------------------------------------------------------------------------------
+
+_KEPT = 4  # matchers whose compiled code is kept for the next attack of their form
+_matchers: OrderedDict[str, Matcher] = OrderedDict()
+
+
+def matcher_for(problem: Problem, recipe: Recipe, bench: Workbench, before: StepsBefore | None) -> Matcher:
+    """A matcher for problems of this form: one that was compiled before, or a new one."""
+    made = Matcher(problem, recipe, bench, before)
+    if made.backend != "compiled":
+        return made
+    try:
+        key = hashlib.sha256(pack((made.form, problem.model, problem.loss, problem.simulate))).hexdigest()
+    except FedveilError:  # a loss or a defense of the user's own that cannot be told from others by its bytes
+        return made
+    known = _matchers.setdefault(key, made)
+    _matchers.move_to_end(key)
+    while len(_matchers) > _KEPT:
+        _matchers.popitem(last=False)
+    return known
+
+
+class Matcher:
+    """One recipe on one model, ready to run on any number of victims."""
+
+    def __init__(self, problem: Problem, recipe: Recipe, bench: Workbench, before: StepsBefore | None = None) -> None:
+        self.recipe = recipe
+        self._simulate = problem.simulate
+        self._local = problem.local
+        self._before = before
+        self._one_model = problem.params.shared or problem.count == 1
+        # Numbers of large models take longer to read than to compute with. Only where all entries of each victim's
+        # tensors have one weight is that left out.
+        self._even = all(is_one_number(tensor) for tensor in problem.weight.values())
+        self._engine = Engine(problem.model, problem.loss, backend="stacked")
+        self.chunk = bench.chunk or victims_at_a_time(problem)
+        self._functions: dict[tuple[bool, MatchName], Callable[..., Any]] = {}
+        self.backend = self._choose(problem, bench.backend)
+        # All that the compiled functions depend on, beside model, loss and simulation.
+        shapes = {name: (tuple(t.shape[1:]), t.dtype) for name, t in problem.target.items()}
+        inputs = (problem.batch_size, problem.shape, problem.classes, problem.labels is None)
+        self.form = repr((recipe, self._local, before, self._one_model, self._even, self.chunk, shapes, inputs))
+
+    # ---- the objective of one victim -------------------------------------------------------------------
+
+    def _objective(self, match: MatchName, update_of: Callable[..., Tensors]) -> Callable[..., tuple[Tensor, Tensor]]:
+        """A function of one victim's variables and what is fixed: cost with priors, and cost without."""
+        compare = MATCHES[match].of
+
+        def objective(
+            variables: Variables,
+            params: Tensors,
+            buffers: Tensors,
+            aim: Tensors,
+            weight: Tensors,
+            labels: Tensor,
+            noise: Tensor,
+        ) -> tuple[Tensor, Tensor]:
+            inputs = self.recipe.candidate.decode(variables)
+            seen = inputs
+            for place, simulate in enumerate(self._simulate):
+                seen = simulate(seen, noise[place])
+            chosen = variables[LABELS].softmax(-1) if LABELS in variables else labels
+            matched = compare(update_of(params, buffers, seen, chosen), aim, weight)
+            total = matched
+            for prior in self.recipe.priors:
+                total = total + prior(inputs)
+            return total, matched
+
+        return objective
+
+    def _loss(self, params: Tensors, buffers: Tensors, inputs: Tensor, labels: Tensor) -> Tensor:
+        return self._engine.loss_of_one(params, buffers, inputs, labels)
+
+    def _update(self, params: Tensors, buffers: Tensors, inputs: Tensor, labels: Tensor) -> Tensors:
+        """What a client with these inputs would have shared, as a gradient."""
+        return self._shared_update(grad(self._loss), params, buffers, inputs, labels)
+
+    def _shared_update(self, gradient: Callable[..., Tensors], *at: Any) -> Tensors:
+        if self._local is not None:
+            return unrolled(gradient, self._local, *at)
+        if self._before is not None:
+            return after_steps(gradient, self._before, *at)
+        return gradient(*at)
+
+    def _plain_update(self, params: Tensors, buffers: Tensors, inputs: Tensor, labels: Tensor) -> Tensors:
+        """The same with plain autograd, for models that `torch.func` does not take."""
+
+        def gradient(weights: Tensors, buffers: Tensors, inputs: Tensor, labels: Tensor) -> Tensors:
+            live = {n: w if w.requires_grad else w.detach().requires_grad_() for n, w in weights.items()}
+            loss = self._loss(live, buffers, inputs, labels)
+            found = torch.autograd.grad(loss, list(live.values()), create_graph=True, allow_unused=True)
+            return {n: torch.zeros_like(w) if g is None else g for (n, w), g in zip(live.items(), found, strict=True)}
+
+        return self._shared_update(gradient, params, buffers, inputs, labels)
+
+    # ---- the same for a chunk of victims ----------------------------------------------------------------
+
+    def _evaluate(
+        self, variables: Variables, fixed: tuple[Any, ...], match: MatchName, backend: Backend | None = None
+    ) -> tuple[Tensors, Tensor]:
+        """The gradient of every victim's objective in its variables, and the costs without priors."""
+        backend = backend or self.backend
+        if backend == "loop":
+            return self._looped(variables, fixed, match)
+        compiled = backend == "compiled"
+        if (compiled, match) not in self._functions:
+            shared = None if self._one_model else 0
+            objective = self._objective(match, self._update)
+            stacked = vmap(grad(objective, has_aux=True), in_dims=(0, shared, 0, 0, 0, 0, 0))
+            at = (variables, *fixed)
+            made = compile_stacked(stacked, at, self._engine.model) if compiled else stacked
+            self._functions[compiled, match] = made
+        return self._functions[compiled, match](variables, *fixed)  # type: ignore[no-any-return]
+
+    def _looped(self, variables: Variables, fixed: tuple[Any, ...], match: MatchName) -> tuple[Tensors, Tensor]:
+        params, buffers, aim, weight, labels, noise = fixed
+        objective = self._objective(match, self._plain_update)
+        gradients, costs = [], []
+        for v in range(len(labels)):
+            live = {name: tensor[v].detach().requires_grad_() for name, tensor in variables.items()}
+            own = params if self._one_model else {n: t[v] for n, t in params.items()}
+            buffer, goal, trust = ({n: t[v] for n, t in part.items()} for part in (buffers, aim, weight))
+            total, matched = objective(live, own, buffer, goal, trust, labels[v], noise[v])
+            found = torch.autograd.grad(total, list(live.values()))
+            gradients.append(dict(zip(live, found, strict=True)))
+            costs.append(matched.detach())
+        return dict(Tree.stack(gradients)), torch.stack(costs)
+
+    # ---- running ----------------------------------------------------------------------------------------
+
+    def run(self, problem: Problem, attempt: int, counter: Counter, scratch: Path | None = None) -> Reconstruction:
+        """One try for every victim, chunk by chunk; the last chunk is filled with dummy victims."""
+        parts = []
+        for start in range(0, problem.count, self.chunk):
+            index = list(range(start, min(start + self.chunk, problem.count)))
+            fill = index + [start] * (self.chunk - len(index) if self.backend == "compiled" else 0)
+            done = self._chunk(problem.rows(fill), attempt, counter, scratch)
+            parts.append(done if len(fill) == len(index) else done.rows(slice(0, len(index))))
+        return parts[0] if len(parts) == 1 else Reconstruction.concat(parts)
+
+    def _fixed(self, problem: Problem, match: MatchName) -> tuple[Any, ...]:
+        """What does not change while a chunk of victims is attacked."""
+        params = problem.params.row(0) if self._one_model else dict(problem.params)
+        labels = problem.labels
+        if labels is None:  # optimized: the function still takes some
+            labels = torch.zeros(problem.count, problem.batch_size, dtype=torch.int64, device=problem.like.device)
+        weight = {name: one_number(t) if self._even else t.contiguous() for name, t in problem.weight.items()}
+        with torch.no_grad():
+            aim = vmap(MATCHES[match].aim)(dict(problem.target), weight)
+        parts = (params, dict(problem.buffers), aim, weight)
+        # Weights of a live model would drag its autograd along.
+        return *({name: tensor.detach() for name, tensor in part.items()} for part in parts), labels
+
+    def _start(self, problem: Problem, attempt: int) -> Variables:
+        streams = problem.streams.fold("start", attempt)
+        variables = self.recipe.candidate.start(problem, streams)
+        if problem.labels is None:
+            assert problem.classes is not None
+            variables[LABELS] = streams.normal(problem.batch_size, problem.classes).to(problem.like)
+        return variables
+
+    def _decoded(self, variables: Variables) -> Tensor:
+        return vmap(self.recipe.candidate.decode)(variables)
+
+    def _chunk(self, problem: Problem, attempt: int, counter: Counter, scratch: Path | None) -> Reconstruction:
+        begun = time.perf_counter()
+        variables = self._start(problem, attempt)
+        like = problem.like
+        shape = (problem.batch_size, *problem.shape)
+        noise_streams = problem.streams.fold("noise", attempt)
+        notes = Notes(self.recipe.steps, (problem.count, *shape), scratch)
+
+        def evaluating(match: MatchName) -> Callable[[Variables], tuple[Tensors, Tensor]]:
+            fixed = self._fixed(problem, match)
+            no_noise = like.new_zeros(problem.count, 0)
+
+            def evaluate(at: Variables) -> tuple[Tensors, Tensor]:
+                noise = noise_streams.normal(len(self._simulate), *shape).to(like) if self._simulate else no_noise
+                return self._evaluate(at, (*fixed, noise), match)
+
+            return evaluate
+
+        def after(at: Variables) -> None:
+            if notes.wanted:
+                notes.after(self._decoded(at))
+            counter.add()
+
+        def project(at: Variables) -> None:
+            self.recipe.candidate.project(at, problem)
+
+        evaluate = evaluating(self.recipe.match)
+        for phase in self.recipe.tries[attempt]:
+            evaluate = evaluating(phase.match or self.recipe.match)
+            descent = Descent(evaluate, project, notes.before, after)
+            variables = phase.optimizer.minimize(variables, phase.steps, descent)
+        labels = problem.labels if problem.labels is not None else variables[LABELS].argmax(-1)
+        return Reconstruction(
+            inputs=self._decoded(variables),
+            labels=labels,
+            cost=evaluate(variables)[1],
+            seconds=time.perf_counter() - begun,
+            steps=notes.steps,
+            costs=torch.stack(notes.costs, 1),
+            iterates=notes.iterates,
+        )
+
+    # ---- the backend --------------------------------------------------------------------------------------
+
+    def _choose(self, problem: Problem, backend: Backend) -> Backend:
+        """A forced backend, or the fastest that this model takes and that is worth it here."""
+        if backend == "loop":
+            return "loop"
+        some = problem.rows(slice(0, min(self.chunk, problem.count)))
+        noise = some.like.new_zeros(some.count, len(self._simulate), some.batch_size, *some.shape)
+        match = self.recipe.match
+        try:
+            self._evaluate(self._start(some, 0), (*self._fixed(some, match), noise), match, backend="stacked")
+        except Exception as error:  # whatever a foreign module raises under vmap is the reason
+            reason = str(error).strip().partition("\n")[0][:200]
+            if backend != "auto":
+                raise FedveilError(f"this attack cannot run on the backend '{backend}': {reason}; use loop") from None
+            log.info("the attack runs on the loop backend: %s", reason)
+            return "loop"
+        if backend != "auto":
+            return "compiled" if backend == "compiled" and compiler_found() else "stacked"
+        own = replace(problem, before=())  # each supposed history has a matcher of its own
+        return "compiled" if worth_compiling(own, self.recipe, self.chunk) and compiler_found() else "stacked"
+
+
+def is_one_number(tensor: Tensor) -> bool:
+    """Whether each victim has one number, expanded over all entries."""
+    return all(stride == 0 or length == 1 for stride, length in zip(tensor.stride()[1:], tensor.shape[1:], strict=True))
+
+
+def one_number(tensor: Tensor) -> Tensor:
+    """That number of each victim, in as many dimensions."""
+    return tensor[(slice(None), *[slice(0, 1)] * (tensor.dim() - 1))].contiguous()

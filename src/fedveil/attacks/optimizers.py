@@ -1,0 +1,99 @@
+"""How a matching attack descends. All victims are stacked and independent of each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from fedveil.attacks.candidate import Variables
+from fedveil.attacks.lbfgs import StackedLBFGS
+from fedveil.tree import Tree, per_client
+
+LABELS = "labels"  # the variables of labels that are optimized with the inputs: never signed
+
+
+@dataclass(frozen=True, eq=False)
+class Descent:
+    """What an optimizer sees of an attack."""
+
+    evaluate: Callable[[Variables], tuple[Variables, Tensor]]  # the gradient of every victim's objective, and its cost
+    project: Callable[[Variables], None]  # in place
+    before: Callable[[Tensor], None]  # is told the costs that a step starts from
+    after: Callable[[Variables], None]  # is told what a step ends with
+
+
+class Optimizer(Protocol):
+    """Makes every victim's objective small."""
+
+    @property
+    def evaluations(self) -> int:
+        """Evaluations of the objective that one step takes."""
+        ...
+
+    def minimize(self, start: Variables, steps: int, descent: Descent) -> Variables:
+        """The variables after so many steps."""
+        ...
+
+
+@dataclass(frozen=True)
+class Adam:
+    """Adam, on the gradient or on its sign."""
+
+    evaluations: ClassVar[int] = 1
+    lr: float = 0.1
+    signed: bool = True  # Adam sees the sign of the gradient only
+    decay: bool = True  # the rate falls to a tenth at 3/8, 5/8 and 7/8 of the steps
+
+    def minimize(self, start: Variables, steps: int, descent: Descent) -> Variables:
+        """Project after every step. A victim whose gradient is no longer finite rests where it is."""
+        variables = dict(start)
+        optimizer = torch.optim.Adam(list(variables.values()), lr=self.lr)
+        marks = [steps * part // 8 for part in (3, 5, 7)] if self.decay else []
+        schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, marks, gamma=0.1)
+        for _ in range(steps):
+            gradients, cost = descent.evaluate(variables)
+            descent.before(cost)
+            broken = ~Tree(gradients).isfinite()
+            before = {name: variable[broken] for name, variable in variables.items()} if broken.any() else {}
+            for name, variable in variables.items():
+                gradient = gradients[name].sign() if self.signed and name != LABELS else gradients[name]
+                variable.grad = gradient.masked_fill(per_client(broken, gradient), 0.0) if before else gradient
+            optimizer.step()
+            schedule.step()
+            for name, old in before.items():
+                variables[name][broken] = old
+            descent.project(variables)
+            descent.after(variables)
+        return variables
+
+
+@dataclass(frozen=True)
+class LBFGS:
+    """L-BFGS without line search, 20 inner iterations a step. What it finds is projected at the end."""
+
+    evaluations: ClassVar[int] = 20
+    lr: float = 1.0
+
+    def minimize(self, start: Variables, steps: int, descent: Descent) -> Variables:
+        """A victim whose cost stops being finite goes back to its last finite point."""
+        variables, tree = start, Tree(start)
+        optimizer = StackedLBFGS(lr=self.lr)
+
+        def flat(point: Tensor) -> tuple[Tensor, Tensor]:
+            gradients, cost = descent.evaluate(dict(tree.unflat(point)))
+            return cost, Tree({name: gradients[name] for name in tree}).flat()
+
+        point = tree.flat()
+        for _ in range(steps):
+            point, cost = optimizer.step(point, flat)
+            descent.before(cost)
+            variables = dict(tree.unflat(point))
+            descent.after(variables)
+        point = optimizer.settle(point, torch.isfinite(descent.evaluate(variables)[1]))
+        variables = dict(tree.unflat(point))
+        descent.project(variables)
+        return variables

@@ -1,0 +1,58 @@
+"""The choices that make a matching attack."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from fedveil.attacks.candidate import Candidate, Pixels
+from fedveil.attacks.match import MATCHES, MatchName
+from fedveil.attacks.optimizers import Adam, Optimizer
+from fedveil.attacks.priors import Prior
+
+LabelsFrom = Literal["known", "idlg", "recovered", "optimized"]
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Some steps of one optimizer. It starts from what the phase before it found."""
+
+    steps: int
+    optimizer: Optimizer = field(default_factory=Adam)
+    match: MatchName | None = None  # another one than the recipe's
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What is moved, what is made small, how, and where labels come from. The named attacks have the published ones."""
+
+    match: MatchName = "cosine"
+    candidate: Candidate = field(default_factory=Pixels)
+    priors: tuple[Prior, ...] = ()
+    tries: tuple[tuple[Phase, ...], ...] = ((Phase(1600),),)  # each of some phases; the lowest final cost wins
+    labels: LabelsFrom = "known"
+
+    @property
+    def steps(self) -> int:
+        """Of one try."""
+        return sum(phase.steps for phase in self.tries[0])
+
+    @property
+    def evaluations(self) -> int:
+        """How often the objective is evaluated, over all tries."""
+        return sum(phase.steps * phase.optimizer.evaluations for phases in self.tries for phase in phases)
+
+    def wrong(self) -> str | None:
+        """What the engine cannot do of these choices, in one line: they may be a stranger's."""
+        if self.match not in MATCHES:
+            return f"match must be one of {', '.join(MATCHES)} (got {self.match!r:.80})"
+        if self.labels not in get_args(LabelsFrom):
+            return f"labels must be one of {', '.join(get_args(LabelsFrom))} (got {self.labels!r:.80})"
+        if not self.tries or not all(self.tries):
+            return "tries must hold at least one try of at least one phase"
+        for phase in (phase for phases in self.tries for phase in phases):
+            if type(phase.steps) is not int or phase.steps < 1:
+                return f"steps must be a whole number of at least 1 (got {phase.steps!r:.80})"
+        if len({sum(phase.steps for phase in phases) for phases in self.tries}) > 1:
+            return "all tries must have as many steps, so that they can be compared on the way"
+        return None

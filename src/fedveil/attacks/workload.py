@@ -1,0 +1,66 @@
+"""How much work a matching attack is, predicted from its arithmetic, and whether compiling it is worth it.
+
+Predicted and not timed: a busy machine would choose otherwise than an idle one, and the last bits of a result, which an
+attack amplifies, depend on the backend. Nor does the choice depend on what else is attacked: the same victims under the
+same recipe always run the same way.
+"""
+
+from __future__ import annotations
+
+from fedveil.attacks.problem import Problem
+from fedveil.attacks.recipe import Recipe
+from fedveil.clients.choose import COMPILE_SECONDS, COMPILED_SAVES, counted_operations
+from fedveil.tree import size_in_bytes
+
+MOST_VICTIMS = 32  # stacked at a time
+# Stacked gradients of large models, beyond this, cost more than stacking saves: ResNet-18 takes twice as long.
+MOST_BYTES = 64 * 2**20
+# Measured on one core with a small convolutional net: an evaluation of the objective, which differentiates the model
+# twice, costs about eight forward passes.
+PASSES = 8
+OPERATIONS_PER_SECOND = 8e9
+CALL_SECONDS = 2e-3
+# Chunks of victims that compiled code usually serves: an audit attacks the same victims in four roles.
+SERVED = 4
+
+
+def victims_at_a_time(problem: Problem) -> int:
+    """How many victims to stack."""
+    size = size_in_bytes(problem.target.row(0).values())
+    return max(1, min(MOST_VICTIMS, MOST_BYTES // max(size, 1), problem.count))
+
+
+def chunks(problem: Problem, chunk: int | None) -> int:
+    """The number of stacks of victims."""
+    return -(-problem.count // (chunk or victims_at_a_time(problem)))
+
+
+def steps_in_all(problem: Problem, recipe: Recipe, chunk: int | None = None) -> int:
+    """The steps of an attack over all its tries and chunks of victims."""
+    return recipe.steps * len(recipe.tries) * max(len(problem.before), 1) * chunks(problem, chunk)
+
+
+def worth_compiling(problem: Problem, recipe: Recipe, chunk: int) -> bool:
+    """Whether compiling would save clearly more time than it takes."""
+    return SERVED * chunk_seconds(problem, recipe, chunk) * COMPILED_SAVES > 2 * COMPILE_SECONDS
+
+
+def attack_seconds(problem: Problem, recipe: Recipe, chunk: int | None = None) -> float:
+    """Estimated seconds of an attack, uncompiled, on one core."""
+    size = chunk or victims_at_a_time(problem)
+    histories = max(len(problem.before), 1)  # each that is supposed is tried
+    return histories * chunks(problem, chunk) * chunk_seconds(problem, recipe, size)
+
+
+def chunk_seconds(problem: Problem, recipe: Recipe, chunk: int) -> float:
+    """Estimated seconds for one chunk of victims, uncompiled, on one core."""
+    operations = chunk * PASSES * forward_operations(problem)
+    return recipe.evaluations * (CALL_SECONDS + operations / OPERATIONS_PER_SECOND)
+
+
+def forward_operations(problem: Problem) -> int:
+    """Floating-point operations of one forward pass over one victim's batch, over all its local steps."""
+    inputs = problem.like.new_zeros(problem.batch_size, *problem.shape)
+    operations = counted_operations(lambda: problem.output(0, inputs))
+    steps = problem.local.steps if problem.local else 1 + max((b.steps for b in problem.before), default=0)
+    return operations * steps
