@@ -32,7 +32,7 @@ from fedveil.attacks.unrolled import after_steps, unrolled
 from fedveil.clients.compiling import compiler_found
 from fedveil.clients.engine import BACKENDS, Backend, Engine
 from fedveil.defenses.base import StepsBefore
-from fedveil.errors import FedveilError, unknown_name
+from fedveil.errors import FedveilError, one_line, unknown_name
 from fedveil.tree import Tree, per_client, size_in_bytes
 
 log = logging.getLogger("fedveil")
@@ -384,7 +384,7 @@ class Matcher:
         try:
             self._evaluate(*arguments, backend="stacked")
         except Exception as error:  # whatever a foreign module raises under vmap is the reason
-            reason = str(error).strip().partition("\n")[0][:200]
+            reason = one_line(error)
             if backend != "auto":
                 raise FedveilError(f"this attack cannot run on the backend '{backend}': {reason}; use loop") from None
             log.info("the attack runs on the loop backend: %s", reason)

@@ -21,7 +21,7 @@ from fedveil.cli.options import SETTINGS, Command, Given
 from fedveil.clients.engine import BACKENDS, Backend
 from fedveil.defenses.base import Defense
 from fedveil.defenses.chain import Chain
-from fedveil.errors import FedveilError, unknown_name
+from fedveil.errors import FedveilError, one_line, unknown_name
 from fedveil.federation.settings import FederationSettings
 from fedveil.fields import Count, field_values, problems
 from fedveil.registry import attacks, datasets, defenses, models
@@ -129,7 +129,7 @@ class Config(BaseModel):
         try:
             torch.zeros(1, device=value).item()  # read back: some devices hold no numbers
         except (RuntimeError, AssertionError, NotImplementedError) as error:
-            reason = str(error).strip().partition("\n")[0].partition(". ")[0].rstrip(".")
+            reason = one_line(error).partition(". ")[0].rstrip(".")
             reason = "there is no such kind" if reason.startswith("Expected one of") else reason
             raise ValueError(f"device '{value}' cannot be used here ({reason}): use cpu") from None
         return value
