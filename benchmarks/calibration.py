@@ -40,7 +40,7 @@ def measure() -> list[Table]:
     shown_common = False
     for defense in DEFENSES:
         found = fv.audit(
-            task, defense, "inverting-gradients", settings=fv.Audit(victims=32, source="test"), train=False
+            task, defense, "inverting-gradients", settings=fv.AuditSettings(victims=32, source="test"), train=False
         )
         if not shown_common:
             for role in ("ceiling", "noise-floor", "mean-floor"):

@@ -102,7 +102,7 @@ def uploads(table: Table, task: fv.Task, engine: Engine) -> None:
 
 
 def local_round(task: fv.Task, engine: Engine, spec: str) -> Callable[[], object]:
-    plan = Plan(task, Chain.of(spec), fv.Federation(protocol="fedavg", batch_size=SIZE), 0, engine)
+    plan = Plan(task, Chain.of(spec), fv.FederationSettings(protocol="fedavg", batch_size=SIZE), 0, engine)
     server = Server.start(plan)
     chunk = Chunk(CLIENTS, 1, server.params, server.buffers_of(plan, CLIENTS), server.states)
     return lambda: train_chunk(plan, chunk)
@@ -115,6 +115,6 @@ def step(task: fv.Task, engine: Engine, spec: str) -> Callable[[], object]:
 
 
 def parts(task: fv.Task, engine: Engine, spec: str) -> tuple[Plan, Server, tuple[torch.Tensor, torch.Tensor]]:
-    plan = Plan(task, Chain.of(spec), fv.Federation(batch_size=SIZE), 0, engine)
+    plan = Plan(task, Chain.of(spec), fv.FederationSettings(batch_size=SIZE), 0, engine)
     data = plan.read(task.train, [task.clients[client][:SIZE] for client in CLIENTS])
     return plan, Server.start(plan), data  # type: ignore[return-value]

@@ -155,7 +155,7 @@ def fedveil_run(work: Mapping[str, Any], backend: Backend) -> tuple[nn.Module, f
         clients=work["clients"],
         normalization=fv.Normalization(*work["normalization"]),
     )
-    settings = fv.Federation(
+    settings = fv.FederationSettings(
         protocol="fedavg",
         rounds=work["rounds"],
         batch_size=work["batch_size"],

@@ -107,7 +107,7 @@ def point(kind: str, *arguments: object) -> Measured:
 
 
 def federation(protocol: str, count: str) -> Measured:
-    settings = fv.Federation(protocol=protocol, rounds=1, batch_size=OWN)  # type: ignore[arg-type]
+    settings = fv.FederationSettings(protocol=protocol, rounds=1, batch_size=OWN)  # type: ignore[arg-type]
     few, many = random_task(50), random_task(int(count))
     fv.federate(few, None, settings, backend="stacked")
     return measured(lambda: fv.federate(many, None, settings, backend="stacked"))

@@ -104,7 +104,7 @@ def local_rounds() -> Workload:
         tuple((torch.randn(size, 1, 28, 28), torch.arange(size) % 10) for size in (300, 10, 10)),  # type: ignore[arg-type]
         clients=5,
     )
-    settings = fv.Federation(protocol="fedavg", batch_size=10)
+    settings = fv.FederationSettings(protocol="fedavg", batch_size=10)
     sides: dict[str, Callable[[], object]] = {}
     for backend in BACKENDS[1:]:
         engine = Engine(task.model, task.loss, backend=backend, chunk=5)

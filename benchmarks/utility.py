@@ -88,7 +88,7 @@ def measure() -> list[Table]:
 
 
 def accuracy(task: fv.Task, spec: str, protocol: str, lr: float) -> float:
-    settings = fv.Federation(protocol=protocol, rounds=ROUNDS, batch_size=SIZE, lr=lr)  # type: ignore[arg-type]
+    settings = fv.FederationSettings(protocol=protocol, rounds=ROUNDS, batch_size=SIZE, lr=lr)  # type: ignore[arg-type]
     return 100 * (fv.federate(task, spec, settings, backend="stacked", workers=1).utility.test or 0)
 
 

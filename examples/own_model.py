@@ -37,8 +37,8 @@ if __name__ == "__main__":
         fv.Task(model=Net(), data=stripes(), clients=4, name="stripes"),
         defense=fv.GradientDropout(keep=0.7),
         attack="inverting-gradients:steps=100",
-        federation=fv.Federation(rounds=5, lr=0.05),
-        settings=fv.Audit(victims=8, candidates=40),
+        federation=fv.FederationSettings(rounds=5, lr=0.05),
+        settings=fv.AuditSettings(victims=8, candidates=40),
     )
     print(outcome)
     print(f"The report is {outcome.report('fedveil-out/own-model/report.html')}")

@@ -30,7 +30,7 @@ from fedveil.defenses.chain import Chain
 from fedveil.federation.capture import Capture, Truth
 from fedveil.federation.observers import Observer
 from fedveil.federation.run import federate
-from fedveil.federation.settings import Federation
+from fedveil.federation.settings import FederationSettings
 from fedveil.federation.tensorfile import KEY, ORDER, seal
 from fedveil.fields import declared
 from fedveil.leakage import lpips, reference
@@ -178,7 +178,7 @@ class _Stop(Observer):
 
 
 CHAIN = Chain((Remembering(),))
-SETTINGS = Federation(rounds=2, batch_size=4, momentum=0.5, patience=3, sampling_rate=0.7)
+SETTINGS = FederationSettings(rounds=2, batch_size=4, momentum=0.5, patience=3, sampling_rate=0.7)
 
 
 @functools.cache

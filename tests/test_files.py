@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fedveil.errors import FedveilError
-from fedveil.files import PART, remove_leftovers, writable_folder, write_atomically
+from fedveil.files import PART, private_folder, remove_leftovers, writable_folder, write_atomically
 from waiting import wait_for
 
 
@@ -163,3 +163,13 @@ def test_a_folder_nobody_can_write_to():
         writable_folder(Path("/proc/fedveil"))
     with pytest.raises(FedveilError, match="choose another folder"):
         writable_folder(Path("/proc/self"))
+
+
+def test_a_private_folder_is_closed_to_others(tmp_path):
+    made = private_folder(tmp_path / "a" / "b")
+    assert made.stat().st_mode & 0o777 == 0o700
+    (tmp_path / "open").mkdir(mode=0o755)
+    assert private_folder(tmp_path / "open").stat().st_mode & 0o777 == 0o700
+    (tmp_path / "file").touch()
+    with pytest.raises(FedveilError, match="cannot write to"):
+        private_folder(tmp_path / "file")

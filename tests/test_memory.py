@@ -11,7 +11,7 @@ import torch
 
 import fedveil.memory
 from federation.small import small_task
-from fedveil import Federation, Guard, federate
+from fedveil import FederationSettings, Guard, federate
 from fedveil.memory import KEPT, LARGEST_BLOCK, MMAP_THRESHOLD, TRIM_THRESHOLD, keep_freed_memory
 from fedveil.workers import Workers
 
@@ -63,7 +63,7 @@ def test_glibc_takes_the_limits():
 def test_a_program_that_uses_the_library_is_left_alone(asked):
     model = torch.nn.Linear(4, 2)
     Guard(model, torch.nn.functional.cross_entropy, "clip").backward(torch.ones(3, 4), torch.tensor([0, 1, 0]))
-    federate(small_task(), None, Federation(rounds=1))
+    federate(small_task(), None, FederationSettings(rounds=1))
     assert asked == []
 
 

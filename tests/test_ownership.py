@@ -15,9 +15,9 @@ import pytest
 import fedveil as fv
 from federation.small import small_task
 from fedveil.errors import FedveilError
-from fedveil.federation.settings import Federation
+from fedveil.federation.settings import FederationSettings
 from fedveil.files import PART
-from fedveil.ownership import LOCK, InUse, owned
+from fedveil.ownership import LOCK, InUse, leased, owned
 
 HOLD = """
 import sys, time
@@ -61,7 +61,7 @@ def test_a_dead_owner_does_not_stand_in_the_way(other: subprocess.Popen[str], tm
 
 def test_python_runs_are_refused_too(other: subprocess.Popen[str], tmp_path: Path) -> None:
     with pytest.raises(FedveilError, match="taken is in use by"):
-        fv.federate(small_task(), None, Federation(rounds=1), folder=tmp_path / "taken")
+        fv.federate(small_task(), None, FederationSettings(rounds=1), folder=tmp_path / "taken")
     with pytest.raises(FedveilError, match="taken is in use by"):
         fv.audit(fv.task("digits", model="mlp:hidden=[4]", limit=40, clients=2), folder=tmp_path / "taken")
     assert os.listdir(tmp_path / "taken") == [LOCK]
@@ -121,3 +121,44 @@ def test_what_killed_writers_left_is_removed_and_nothing_else(tmp_path: Path) ->
 def test_no_folder_has_no_owner() -> None:
     with owned(None):
         pass
+
+
+# ---- leases ------------------------------------------------------------------------------------------
+
+
+def test_a_lease_is_one_threads_at_a_time_and_leaves_nothing(tmp_path: Path) -> None:
+    running: list[int] = []
+    most: list[int] = []
+
+    def work(number: int) -> None:
+        for _ in range(5):
+            with leased(tmp_path / "key.lock"):
+                running.append(number)
+                most.append(len(running))
+                running.remove(number)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(most) == 20
+    assert max(most) == 1
+    assert os.listdir(tmp_path) == []
+
+
+def test_who_waits_for_a_lease_is_told_for_whom_and_gets_it(other: subprocess.Popen[str], tmp_path: Path) -> None:
+    told: list[str] = []
+
+    def on_wait(owner: str) -> None:
+        told.append(owner)
+        other.kill()  # the lease of a dead process is free
+
+    with leased(tmp_path / "taken" / LOCK, on_wait):
+        assert f"process {os.getpid()}" in (tmp_path / "taken" / LOCK).read_text()
+        with leased(tmp_path / "taken" / LOCK, lambda _: pytest.fail("a thread waits for itself")):
+            pass
+        assert (tmp_path / "taken" / LOCK).exists()
+    assert len(told) == 1
+    assert f"process {other.pid}" in told[0]
+    assert os.listdir(tmp_path / "taken") == []

@@ -108,8 +108,8 @@ def audit(**options: object) -> None:
         task(),
         "gradient-dropout",
         InvertingGradients(steps=4, restarts=1),
-        federation=fv.Federation(rounds=2),
-        settings=fv.Audit(victims=2, candidates=5, reference="none", rounds=(1, 2)),
+        federation=fv.FederationSettings(rounds=2),
+        settings=fv.AuditSettings(victims=2, candidates=5, reference="none", rounds=(1, 2)),
         **options,  # type: ignore[arg-type]
     )
 
@@ -129,15 +129,15 @@ def test_python_is_silent_elsewhere_or_if_told(capfd: pytest.CaptureFixture[str]
         audit(progress=False)
     assert terminal.getvalue() == ""
     audit()
-    fv.federate(task(), None, fv.Federation(rounds=1))
+    fv.federate(task(), None, fv.FederationSettings(rounds=1))
     assert capfd.readouterr() == ("", "")
-    fv.federate(task(), None, fv.Federation(rounds=1), progress=True)
+    fv.federate(task(), None, fv.FederationSettings(rounds=1), progress=True)
     assert capfd.readouterr().err.splitlines()[0] == "training …"
 
 
 def test_federate_and_attacks_show_it_too() -> None:
     with redirect_stderr(Terminal()) as terminal:
-        fv.federate(task(), "clip", fv.Federation(rounds=2))
+        fv.federate(task(), "clip", fv.FederationSettings(rounds=2))
         with reporting(None, "attacking with dlg") as report:
             report(7, 7)
     assert "attacking with dlg: 100%" in terminal.getvalue()

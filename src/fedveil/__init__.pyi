@@ -4,7 +4,7 @@ from fedveil.attacks.dlg import DLG as DLG
 from fedveil.attacks.idlg import IDLG as IDLG
 from fedveil.attacks.inverting_gradients import InvertingGradients as InvertingGradients
 from fedveil.auditing.run import audit as audit
-from fedveil.auditing.settings import Audit as Audit
+from fedveil.auditing.settings import AuditSettings as AuditSettings
 from fedveil.clients.choose import choose_backend as choose_backend
 from fedveil.defenses.base import Defense as Defense
 from fedveil.defenses.cdp import CDP as CDP
@@ -40,7 +40,7 @@ from fedveil.federation.capture import Capture as Capture
 from fedveil.federation.observers import Observer as Observer
 from fedveil.federation.observers import Watch as Watch
 from fedveil.federation.run import federate as federate
-from fedveil.federation.settings import Federation as Federation
+from fedveil.federation.settings import FederationSettings as FederationSettings
 from fedveil.memory import keep_freed_memory as keep_freed_memory
 from fedveil.tasks.normalization import Normalization as Normalization
 from fedveil.tasks.task import Task as Task

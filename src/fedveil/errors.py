@@ -1,36 +1,58 @@
-"""The one exception a user meets: a line that says what is wrong and what would be right."""
+"""The one exception that users meet: a line that says what is wrong and what would be right."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
 
-LONGEST = 1500  # letters of a message
+LONGEST = 1500  # characters of a message
+LONGEST_QUOTE = 200  # characters of what somebody else said, inside of a message
 
 
 class FedveilError(Exception):
-    """Something the user can put right. The command line prints it as one line and exits with 2.
+    """A problem that the user can fix. The command line prints it as one line and exits with 2.
 
-    Whatever a file or a server put into it, the message is one printable line of bounded length.
+    The message is one printable line of bounded length, even if it quotes a file or a server.
     """
 
     def __init__(self, message: str) -> None:
-        super().__init__(_one_line(message))
-
-
-def _one_line(text: str) -> str:
-    return printable(text if len(text) <= LONGEST else f"{text[:LONGEST]}… ({len(text):,} letters)")
+        whole = len(message) <= LONGEST
+        super().__init__(printable(message if whole else f"{message[:LONGEST]}… ({len(message):,} characters)"))
 
 
 def printable(text: str) -> str:
-    """The text on one line, with everything that a terminal would act upon spelled out. For names out of files.
+    """The text on one line, with everything that a terminal would act upon spelled out.
 
     >>> printable("red\\x1b[31m\\ncat")
     'red\\\\x1b[31m cat'
     """
     if text.isprintable():
         return text
-    return "".join(c if c.isprintable() else " " if c.isspace() else repr(c)[1:-1] for c in text)
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in " ".join(text.split()))
+
+
+def shortened(text: str, longest: int) -> str:
+    """The text, cut with an ellipsis if it is longer than so many characters."""
+    return text if len(text) <= longest else f"{text[:longest]}…"
+
+
+def one_line(said: BaseException | str, *, typed: bool = False) -> str:
+    """Quote somebody else's error in a message of ours: the first line of what it says, printable and short.
+
+    An exception that says nothing is quoted by its type.
+
+    typed: put the type first. For errors out of a user's own code, where the type tells most.
+
+    >>> one_line(RuntimeError("shapes differ\\nException raised from ..."))
+    'shapes differ'
+    >>> one_line(KeyError("age"), typed=True)
+    "KeyError: 'age'"
+    """
+    first = printable(shortened(str(said).strip().partition("\n")[0].strip(), LONGEST_QUOTE))
+    if isinstance(said, str | FedveilError):
+        return first
+    kind = type(said).__name__
+    return f"{kind}: {first}" if typed and first else first or kind
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> FedveilError:

@@ -16,7 +16,7 @@ from typing import Annotated, Any, TypeVar, dataclass_transform
 import pydantic
 from pydantic import Field
 
-from fedveil.errors import FedveilError
+from fedveil.errors import FedveilError, shortened
 
 T = TypeVar("T")
 
@@ -79,8 +79,7 @@ def problems(error: pydantic.ValidationError, cls: type | None = None) -> str:
         else:
             what = re.sub(r"^Input should be", "must be", item["msg"]).partition(", unable to parse")[0]
             what = re.sub(r"\d{16,}", lambda number: f"{float(number[0]):g}", what)
-            got = repr(item["input"])
-            lines.append(f"{where} {what} (got {got if len(got) <= 100 else f'{got[:100]}…'})")
+            lines.append(f"{where} {what} (got {shortened(repr(item['input']), 100)})")
     return "; ".join(lines)
 
 

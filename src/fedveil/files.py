@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all."""
+"""Files that are written completely or not at all, and the folders that they go to."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ import sys
 import tempfile
 from pathlib import Path
 
-from fedveil.errors import FedveilError
+from fedveil.errors import FedveilError, shortened
 
 if sys.platform != "win32":
     import fcntl
 
-PART = ".fedveil-part"  # how the name of a file ends that is not whole yet
+PART = ".fedveil-part"  # ending of the name of an unfinished file
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file so that a reader, also after a kill, finds the old content or the new, never a part.
+    """Write a file so that a reader finds the old content or the new, never a part, even if the writer is killed.
 
-    What writers that were killed left in the folder is removed.
+    Removes what killed writers left in the folder.
     """
     temporary = None
     try:
         remove_leftovers(path.parent)
         descriptor, temporary = _new_part(path)
-        with open(descriptor, "wb") as file:  # holds its lock until it is closed, behind its new name
+        with open(descriptor, "wb") as file:  # keeps its lock until it is closed, under its new name
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
             os.chmod(temporary, 0o644)
             os.replace(temporary, path)
-    except BaseException as error:  # also an interrupt from the keyboard leaves nothing behind
+    except BaseException as error:  # an interrupt from the keyboard must not leave anything behind either
         if temporary is not None:
             temporary.unlink(missing_ok=True)
         if isinstance(error, OSError):
@@ -39,13 +39,13 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove the unfinished files of writers that are dead: a living one, of whichever process, holds a lock on its."""
+    """Remove the unfinished files of dead writers: a living one, in any process, holds a lock on its file."""
     with os.scandir(folder) as entries:
         parts = [entry.path for entry in entries if entry.name.startswith(".") and entry.name.endswith(PART)]
     for part in parts:
         try:
             descriptor = os.open(part, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
-        except OSError:  # finished meanwhile, or another user's
+        except OSError:  # finished in the meantime, or another user's
             continue
         try:
             if _locked(descriptor, wait=False):
@@ -57,28 +57,28 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def _new_part(path: Path) -> tuple[int, Path]:
-    """An unfinished file under its writer's lock."""
+    """A new unfinished file, locked by this writer."""
     while True:
         descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=PART, dir=path.parent)
         _locked(descriptor, wait=True)
         if os.fstat(descriptor).st_nlink:
             return descriptor, Path(name)
-        os.close(descriptor)  # another writer took it for a leftover before it was locked
+        os.close(descriptor)  # another writer took it for a leftover before it could be locked
 
 
 def _locked(descriptor: int, *, wait: bool) -> bool:
-    """Take the lock on an open file, if it can be had."""
-    if sys.platform == "win32":  # where a dead writer's file cannot be told from a living one's
+    """Lock an open file; whether that worked."""
+    if sys.platform == "win32":  # no way to tell a dead writer's file from a living one's
         return False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except OSError:  # somebody has it, or this file system knows no locks
+    except OSError:  # somebody has it, or this file system has no locks
         return False
     return True
 
 
 def writable_folder(path: Path) -> Path:
-    """Make an output folder and make sure that it can be written to, before any long work starts."""
+    """Make an output folder and check that it can be written to, before any long work starts."""
     try:
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path):
@@ -94,6 +94,15 @@ def writable_folder(path: Path) -> Path:
     return path
 
 
+def private_folder(path: Path) -> Path:
+    """Make a folder that only this user may enter (mode 0700), or take that right from others where it exists."""
+    writable_folder(path)
+    try:
+        path.chmod(0o700)
+    except OSError as error:
+        raise FedveilError(f"cannot make {_shown(path)} private: {error.strerror}; choose another folder") from None
+    return path
+
+
 def _shown(path: Path) -> str:
-    text = str(path)
-    return text if len(text) <= 120 else f"{text[:120]}…"
+    return shortened(str(path), 120)

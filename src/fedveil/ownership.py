@@ -1,4 +1,4 @@
-"""One run at a time writes to a folder. The kernel holds the lock, so that of a process that died is gone with it."""
+"""Folders that one run at a time writes to. The kernel holds the locks: those of a process that died are free."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import logging
 import os
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+from filelock import BaseFileLock, FileLock, Timeout
 
-from fedveil.errors import FedveilError
+from fedveil.errors import FedveilError, shortened
 from fedveil.files import remove_leftovers, writable_folder
 
-LOCK = ".fedveil.lock"  # who has the folder, as a line of text
+LOCK = ".fedveil.lock"  # a line of text that says who has the folder
 
 _log = logging.getLogger("fedveil.ownership")
-_UNABLE = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)  # what file systems without locks answer
+_UNABLE = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)  # the answers of file systems without locks
 
 
 class InUse(FedveilError):
@@ -29,9 +29,9 @@ class InUse(FedveilError):
 
 @contextmanager
 def owned(folder: Path | str | None) -> Iterator[None]:
-    """While the block runs, the folder is this thread's, which may take it again. All others are refused in one line.
+    """While the block runs, the folder belongs to this thread, which may take it again. Others get an `InUse` error.
 
-    What a killed run left half-written is removed. A folder that was made here and stayed empty goes at the end.
+    Removes what killed runs left half-written and, in the end, a folder that was made here and stayed empty.
     """
     if folder is None:
         yield
@@ -39,56 +39,97 @@ def owned(folder: Path | str | None) -> Iterator[None]:
     folder = Path(folder)
     missing = _missing(folder)
     path = writable_folder(folder).absolute() / LOCK
-    # One object for each path and thread: it counts how often it was taken.
-    lock = FileLock(path, blocking=False, is_singleton=True, fallback_to_soft=False)
-    first = not lock.is_locked
     try:
-        lock.acquire()
+        lock = _acquire(path, wait=False)
     except Timeout:
         raise InUse(
             f"{folder} is in use by {_owner(path)}: wait until it is done, stop it, or choose another folder"
         ) from None
-    except OSError as error:
-        if error.errno not in _UNABLE:
-            raise FedveilError(f"cannot write to {folder}: {error.strerror}; choose another folder") from None
-        _log.warning("%s is on a file system without locks: see to it that no other run writes there", folder)
-        yield
-        return
     try:
-        if first:
-            path.write_text(_this_process(), encoding="utf-8")
-            _tidy(path.parent)
-        yield
+        with _held(lock, path) as outermost:
+            try:
+                if outermost:
+                    _tidy(path.parent)
+                yield
+            finally:
+                if outermost:
+                    _tidy(path.parent)  # a signal may come before a file's writer knows its name
     finally:
-        if first:
-            _tidy(path.parent)  # a signal may come before a file's writer knows its name
-            path.unlink(missing_ok=True)  # before it is released: whoever waits for this very file is then refused
-        lock.release()
         for each in missing:
             with suppress(OSError):  # not empty
                 each.rmdir()
 
 
+@contextmanager
+def leased(path: Path, on_wait: Callable[[str], None] | None = None) -> Iterator[None]:
+    """While the block runs, this thread alone has the lease with the lock file `path`. Waits for whoever has it now.
+
+    For work that several processes might do at once: look inside the block whether another has done it meanwhile.
+
+    on_wait: is told who has the lease before the waiting starts.
+    """
+    try:
+        lock = _acquire(path, wait=False)
+    except Timeout:
+        if on_wait:
+            on_wait(_owner(path))
+        lock = _acquire(path, wait=True)
+    with _held(lock, path):
+        yield
+
+
+def _acquire(path: Path, *, wait: bool) -> BaseFileLock | None:
+    """Take a lock; raises `Timeout` if another has it and `wait` is not set. None on a file system without locks."""
+    # One object per path, which counts for each thread how often it was taken.
+    lock = FileLock(path, is_singleton=True, fallback_to_soft=False)
+    try:
+        lock.acquire(blocking=wait)
+    except Timeout:
+        raise
+    except OSError as error:
+        if error.errno not in _UNABLE:
+            raise FedveilError(f"cannot write to {path.parent}: {error.strerror}; choose another folder") from None
+        _log.warning("%s is on a file system without locks: make sure that no other run writes there", path.parent)
+        return None
+    return lock
+
+
+@contextmanager
+def _held(lock: BaseFileLock | None, path: Path) -> Iterator[bool]:
+    """Write into the lock's file who has it, and in the end give the lock back; yields whether it was taken afresh."""
+    if lock is None:
+        yield False
+        return
+    outermost = lock.lock_counter == 1
+    try:
+        if outermost:
+            path.write_text(_this_process(), encoding="utf-8")
+        yield outermost
+    finally:
+        if outermost:
+            path.unlink(missing_ok=True)  # before the release: whoever gets the lock of a removed file tries again
+        lock.release()
+
+
 def _tidy(folder: Path) -> None:
-    """Remove what killed writers left in the folder and directly below."""
+    """Remove what killed writers left in the folder and in those directly below."""
     for each in (folder, *(path for path in folder.iterdir() if path.is_dir())):
         remove_leftovers(each)
 
 
 def _missing(folder: Path) -> list[Path]:
-    """The folders that have to be made, from the inside to the outside."""
+    """The folders that do not exist yet, innermost first."""
     try:
         return [each for each in (folder, *folder.parents) if not each.exists()]
     except (OSError, ValueError):
-        return []  # it cannot be made at all
+        return []  # it cannot be made
 
 
 def _this_process() -> str:
     program, *arguments = sys.argv or [""]
     command = shlex.join([Path(program).name or "python", *arguments])
     since = datetime.datetime.now().astimezone().isoformat(" ", "seconds")
-    shown = command if len(command) <= 160 else f"{command[:160]}…"
-    return f"`{shown}` (process {os.getpid()}, since {since})"
+    return f"`{shortened(command, 160)}` (process {os.getpid()}, since {since})"
 
 
 def _owner(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""Signals that ask a program to end: Ctrl-C (SIGINT), SIGTERM, and SIGHUP of a terminal that closes."""
+"""Signals that ask a program to end: Ctrl-C (SIGINT), SIGTERM, and SIGHUP when its terminal closes."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ STOPPING = [signal.Signals[name] for name in ("SIGINT", "SIGTERM", "SIGHUP") if 
 
 
 class Signaled(BaseException):
-    """A signal asks this program to end. Unlike `KeyboardInterrupt`, no library takes it for something of its own."""
+    """A signal asks this program to end. Unlike `KeyboardInterrupt`, no library handles it as its own."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
         self.number = number
 
 
-# Those that came. Code that compiled libraries call may make another error of the exception: this tells.
+# All that arrived. Compiled libraries may turn an exception from a callback into another error; this list still tells.
 heard: list[Signaled] = []
 
 
 def hear_signals() -> None:
-    """Raise `Signaled` at every signal that asks to end, so that the program ends in order and says how to go on.
+    """Raise `Signaled` at every signal that asks to end, so that the program can clean up and say how to resume.
 
-    For the command line's own process, never for one of the user's. What `nohup` and the like ignore stays ignored.
+    For the command line's own process, never for a user's program. A signal that `nohup` and the like ignore stays
+    ignored.
     """
 
     def stop(number: int, frame: object) -> None:
@@ -37,13 +38,13 @@ def hear_signals() -> None:
 
 
 def exit_code(error: BaseException) -> int:
-    """What the program ends with after an interrupt: 128 and the number of the signal."""
+    """The exit code after an interrupt: 128 plus the number of the signal."""
     return 128 + (error.number if isinstance(error, Signaled) else signal.SIGINT)
 
 
 @contextmanager
 def deaf_children() -> Iterator[None]:
-    """Processes that start here do not hear what a terminal tells all of its own: the first one ends the others."""
+    """Child processes that start in this block ignore the terminal's signals: their parent stops them."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return

@@ -27,7 +27,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedveil.errors import FedveilError
+from fedveil.errors import FedveilError, one_line
 from fedveil.memory import keep_freed_memory
 from fedveil.signals import deaf_children
 from fedveil.tensors import own_memory
@@ -278,7 +278,7 @@ def pack(value: Any) -> bytes:
     try:
         _Packer(buffer, protocol=5).dump(value)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
-        reason = str(error).partition("\n")[0]
+        reason = one_line(error)
         raise FedveilError(
             f"worker processes need models, losses and defenses that can be sent to them ({reason}): define them at "
             "the top level of a module, or use one process (workers=1)"

@@ -17,7 +17,7 @@ from fedveil.cli.options import SETTINGS, with_settings
 from fedveil.defenses.chain import Chain
 
 TASK = fv.task("digits", model="mlp:hidden=[8]", clients=3, seed=3, limit=200)
-FEDERATION = fv.Federation(rounds=4, lr_steps=((2, 0.03125), (3, 1e-05)), patience=3)
+FEDERATION = fv.FederationSettings(rounds=4, lr_steps=((2, 0.03125), (3, 1e-05)), patience=3)
 
 
 def config(task: fv.Task = TASK, seed: int = 3, train: bool = True) -> dict[str, Any]:
@@ -26,7 +26,7 @@ def config(task: fv.Task = TASK, seed: int = 3, train: bool = True) -> dict[str,
         Chain.of("clip:norm=2+gradient-dropout:keep=0.7"),
         (fv.InvertingGradients(steps=7), fv.DLG()),
         FEDERATION,
-        fv.Audit(victims=5, rounds=(1, 3), batch_size=2, exposed_above=0.3),
+        fv.AuditSettings(victims=5, rounds=(1, 3), batch_size=2, exposed_above=0.3),
         seed=seed,
         train=train,
     ).config()
@@ -50,7 +50,7 @@ def test_the_file_and_the_command_say_the_same(train: bool) -> None:
     from_file = Config.checked("audit", tomllib.loads(config_toml(written)))
     assert from_file.kept() == typed(command_line(written)).kept()
     assert from_file.trains is train
-    assert from_file.audit == fv.Audit(victims=5, rounds=(1, 3), batch_size=2, exposed_above=0.3)
+    assert from_file.audit == fv.AuditSettings(victims=5, rounds=(1, 3), batch_size=2, exposed_above=0.3)
     if train:
         assert from_file.federation == FEDERATION
     assert str(from_file.chain) == "clip:norm=2+gradient-dropout:keep=0.7"
@@ -81,6 +81,6 @@ def test_what_no_file_can_say_is_said_in_python() -> None:
     )
     assert config_file(config(own)) is None
     line = command_line(config(own), {"audit.victims": 64, "attack": [{"name": "dlg", "steps": 9}]})
-    assert line == "fedveil.audit(task, defense, 'dlg:steps=9', settings=fedveil.Audit(victims=64), ...)"
+    assert line == "fedveil.audit(task, defense, 'dlg:steps=9', settings=fedveil.AuditSettings(victims=64), ...)"
     assert command_line(config(seed=4)).startswith("fedveil.audit(")  # the task has another seed than the run
     assert tomllib.loads(config_toml(config(own)))["task"]["clients"] == 2

@@ -40,8 +40,8 @@ def outcome(task: fv.Task) -> Outcome:
         task,
         "gradient-dropout:keep=0.6",
         ATTACK,
-        federation=fv.Federation(rounds=2, batch_size=32),
-        settings=fv.Audit(victims=6, rounds=(1, 2)),
+        federation=fv.FederationSettings(rounds=2, batch_size=32),
+        settings=fv.AuditSettings(victims=6, rounds=(1, 2)),
         backend="stacked",
     )
 
@@ -68,7 +68,7 @@ def test_rounds_can_be_told_apart(outcome: Outcome, task: fv.Task) -> None:
         task,
         "gradient-dropout:keep=0.6",
         ATTACK,
-        settings=fv.Audit(victims=6, rounds=(1,)),
+        settings=fv.AuditSettings(victims=6, rounds=(1,)),
         train=False,
         backend="stacked",
     )
@@ -85,7 +85,7 @@ def test_rounds_can_be_told_apart(outcome: Outcome, task: fv.Task) -> None:
 
 def test_of_several_attacks_the_strongest_answers(task: fv.Task) -> None:
     attacks = ["dlg:steps=1", ATTACK]  # the weak one first
-    settings = fv.Audit(victims=3, reference="none")
+    settings = fv.AuditSettings(victims=3, reference="none")
     found = fv.audit(task, "clip", attacks, settings=settings, train=False, backend="stacked")
     table = found.leakage
     for metric, most in (("psnr", max), ("mse", min)):
@@ -151,7 +151,7 @@ def test_documents_keep_what_is_not_a_number() -> None:
 def test_same_seed_same_result(task: fv.Task) -> None:
     def numbers() -> list[dict[str, list[float]]]:
         found = fv.audit(
-            task, "gaussian-noise", ATTACK, settings=fv.Audit(victims=2), train=False, seed=5, backend="stacked"
+            task, "gaussian-noise", ATTACK, settings=fv.AuditSettings(victims=2), train=False, seed=5, backend="stacked"
         )
         return [row.values for row in found.result.rows]
 
@@ -159,7 +159,9 @@ def test_same_seed_same_result(task: fv.Task) -> None:
 
 
 def test_without_a_defense(task: fv.Task) -> None:
-    found = fv.audit(task, None, ATTACK, settings=fv.Audit(victims=4, source="test"), train=False, backend="stacked")
+    found = fv.audit(
+        task, None, ATTACK, settings=fv.AuditSettings(victims=4, source="test"), train=False, backend="stacked"
+    )
     assert [row.role for row in found.result.rows] == ["ceiling", "noise-floor", "mean-floor"]
     assert found.result.cost.rounds == 0
     assert found.result.verdict.sentences[0].startswith("Without a defense, an attacker picks")
@@ -167,7 +169,7 @@ def test_without_a_defense(task: fv.Task) -> None:
 
 def test_labels_are_read_off(task: fv.Task) -> None:
     attack = fv.InvertingGradients(steps=5, labels="recovered")
-    settings = fv.Audit(victims=4, batch_size=4)
+    settings = fv.AuditSettings(victims=4, batch_size=4)
     found = fv.audit(task, "clip", attack, settings=settings, train=False, backend="stacked")
     (run,) = found.result.attacks
     assert run.label_recovery is not None
@@ -177,8 +179,8 @@ def test_labels_are_read_off(task: fv.Task) -> None:
 
 @pytest.mark.parametrize("local_steps", ["unrolled", "pseudo-gradient"])
 def test_fedavg(task: fv.Task, local_steps: str) -> None:
-    federation = fv.Federation(protocol="fedavg", rounds=1, batch_size=1, local_epochs=2, lr=0.05)
-    settings = fv.Audit(victims=2, batch_size=2, local_steps=local_steps)  # type: ignore[arg-type]
+    federation = fv.FederationSettings(protocol="fedavg", rounds=1, batch_size=1, local_epochs=2, lr=0.05)
+    settings = fv.AuditSettings(victims=2, batch_size=2, local_steps=local_steps)  # type: ignore[arg-type]
     found = fv.audit(task, "gradient-dropout", ATTACK, federation=federation, settings=settings, backend="stacked")
     words = {each.switch: each.setting for each in found.result.assumptions}
     assert words["local steps"] == local_steps
@@ -198,7 +200,9 @@ def test_own_model_with_batch_norm_and_dropout_says_what_was_assumed() -> None:
     generator = torch.Generator().manual_seed(0)
     images = torch.rand(200, 1, 8, 8, generator=generator)
     task = fv.Task(model=Dropping(), data=(images, torch.arange(200) % 10), clients=2)
-    found = fv.audit(task, "clip", ATTACK, settings=fv.Audit(victims=2, batch_size=4), train=False, backend="stacked")
+    found = fv.audit(
+        task, "clip", ATTACK, settings=fv.AuditSettings(victims=2, batch_size=4), train=False, backend="stacked"
+    )
     words = {each.switch: each.setting for each in found.result.assumptions}
     assert words["batch-norm statistics"] == "not known"
     assert words["dropout masks"] == "not known"
@@ -207,14 +211,14 @@ def test_own_model_with_batch_norm_and_dropout_says_what_was_assumed() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"settings": fv.Audit(rounds=(3,)), "train": False}, "cannot be attacked without training"),
-        ({"settings": fv.Audit(rounds=(99,))}, "trains 10 rounds"),
-        ({"attack": "idlg", "settings": fv.Audit(batch_size=2)}, "batch of 1"),
+        ({"settings": fv.AuditSettings(rounds=(3,)), "train": False}, "cannot be attacked without training"),
+        ({"settings": fv.AuditSettings(rounds=(99,))}, "trains 10 rounds"),
+        ({"attack": "idlg", "settings": fv.AuditSettings(batch_size=2)}, "batch of 1"),
         ({"attack": []}, "needs an attack"),
         ({"attack": ["dlg", "dlg"]}, "named once"),
         ({"attack": "inverting-gradient"}, "did you mean 'inverting-gradients'"),
         ({"defense": "clip:norm=-1"}, "norm must be greater than 0"),
-        ({"settings": fv.Audit(source="test", victims=10_000)}, "leave no test examples"),
+        ({"settings": fv.AuditSettings(source="test", victims=10_000)}, "leave no test examples"),
     ],
 )
 def test_refused_before_any_work(task: fv.Task, change: dict[str, object], message: str) -> None:
@@ -233,7 +237,7 @@ def test_inputs_that_are_no_pictures_are_refused() -> None:
 
 
 def test_a_finished_attack_is_not_run_again(task: fv.Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = fv.Audit(victims=2, reference="none")
+    settings = fv.AuditSettings(victims=2, reference="none")
 
     def audit(resume: bool, seed: int = 0) -> list[dict[str, list[float]]]:
         found = fv.audit(
@@ -283,7 +287,7 @@ def own_task(
 
 
 def own_audit(task: fv.Task, folder: Path | None = None, resume: bool = False, **more: Any) -> Outcome:
-    settings = more.pop("settings", fv.Audit(victims=2, reference="none", candidates=10))
+    settings = more.pop("settings", fv.AuditSettings(victims=2, reference="none", candidates=10))
     given: dict[str, Any] = {"train": False, "backend": "stacked", "settings": settings} | more
     return fv.audit(task, given.pop("defense", "clip"), ATTACK, folder=folder, resume=resume, **given)
 
@@ -334,11 +338,13 @@ def test_a_kept_attack_serves_what_it_attacked_alone(other: Callable[[], fv.Task
 
 # ---- early stopping before an attacked round --------------------------------------------------------------------
 
-STOPPING = fv.Federation(rounds=8, batch_size=16, lr=1e-9, patience=2)  # nothing gets better: over after round 3
+STOPPING = fv.FederationSettings(
+    rounds=8, batch_size=16, lr=1e-9, patience=2
+)  # nothing gets better: over after round 3
 
 
 def test_rounds_that_were_not_reached_are_named_and_the_others_attacked(task: fv.Task) -> None:
-    settings = fv.Audit(victims=2, rounds=(1, 2, 6), reference="none")
+    settings = fv.AuditSettings(victims=2, rounds=(1, 2, 6), reference="none")
     found = own_audit(task, federation=STOPPING, train=True, settings=settings)
     assert {row.round for row in found.result.rows} == {None, 1, 2}
     assert found.result.not_tried[0] == "round 6: early stopping ended the training after round 3"
@@ -348,7 +354,10 @@ def test_rounds_that_were_not_reached_are_named_and_the_others_attacked(task: fv
 def test_where_no_attacked_round_was_reached_the_kept_model_is_attacked(task: fv.Task) -> None:
     def audit(number: int) -> Outcome:
         return own_audit(
-            task, federation=STOPPING, train=True, settings=fv.Audit(victims=2, rounds=(number,), reference="none")
+            task,
+            federation=STOPPING,
+            train=True,
+            settings=fv.AuditSettings(victims=2, rounds=(number,), reference="none"),
         )
 
     late, second = audit(7), audit(2)
@@ -362,7 +371,7 @@ def test_where_no_attacked_round_was_reached_the_kept_model_is_attacked(task: fv
             task,
             federation=replace(STOPPING, warmup_rounds=5),
             train=True,
-            settings=fv.Audit(victims=2, rounds=(7,), reference="none"),
+            settings=fv.AuditSettings(victims=2, rounds=(7,), reference="none"),
         )
 
 
@@ -385,7 +394,7 @@ def test_no_informed_attacker_is_claimed_where_none_could_be_informed(task: fv.T
     together = own_audit(task, defense=[Silent(), fv.Clip()])  # of one of the two it knows
     assert "adaptive" in [row.role for row in together.result.rows]
     with pytest.raises(FedveilError, match="test-silent does not say what an attacker who knows it would do"):
-        own_audit(task, defense=Silent(), settings=fv.Audit(victims=2, attackers="adaptive"))
+        own_audit(task, defense=Silent(), settings=fv.AuditSettings(victims=2, attackers="adaptive"))
 
 
 @declared

@@ -26,8 +26,8 @@ def task() -> fv.Task:
 
 
 def test_local_models_stand_beside_the_federations(task: fv.Task, tmp_path: Path) -> None:
-    federation = fv.Federation(protocol="fedavg", rounds=2, batch_size=16, local_utility=2)
-    settings = fv.Audit(victims=2, batch_size=1)
+    federation = fv.FederationSettings(protocol="fedavg", rounds=2, batch_size=16, local_utility=2)
+    settings = fv.AuditSettings(victims=2, batch_size=1)
     outcome = fv.audit(task, "spm", ATTACK, federation=federation, settings=settings, backend="stacked")
     found = outcome.result.cost.beside[LOCAL]
     assert set(found) == {"defended", "undefended"}
@@ -41,7 +41,7 @@ def test_local_models_stand_beside_the_federations(task: fv.Task, tmp_path: Path
 
 
 def test_the_card_of_a_data_defense_says_how_far_pixels_move(task: fv.Task, tmp_path: Path) -> None:
-    settings = fv.Audit(victims=2, batch_size=1)
+    settings = fv.AuditSettings(victims=2, batch_size=1)
     told = {}
     for defense in ("fedem:steps=2", "gaussian-noise"):
         outcome = fv.audit(task, defense, ATTACK, settings=settings, train=False, backend="stacked")
@@ -54,8 +54,8 @@ def test_the_card_of_a_data_defense_says_how_far_pixels_move(task: fv.Task, tmp_
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_the_informed_attacker_of_weights_knows_those_that_were_sent(task: fv.Task, momentum: float) -> None:
-    federation = fv.Federation(protocol="fedavg", local_epochs=3, lr=0.05, momentum=momentum)
-    settings, chain = fv.Audit(victims=2, batch_size=1), fv.Chain.of("spm")
+    federation = fv.FederationSettings(protocol="fedavg", local_epochs=3, lr=0.05, momentum=momentum)
+    settings, chain = fv.AuditSettings(victims=2, batch_size=1), fv.Chain.of("spm")
     engine = engine_for(task, federation, backend="loop")
     attack = attacks.parse(ATTACK)
     asked = Asked(task, chain, (attack,), federation, settings)

@@ -18,8 +18,8 @@ def audited(dtype: torch.dtype, protocol: str) -> LeakageTable:
         fv.Task(model, (torch.rand(120, 1, 8, 8), torch.arange(120) % 4), clients=2),
         "gradient-dropout:keep=0.9",
         fv.InvertingGradients(steps=40, restarts=1),
-        federation=fv.Federation(rounds=2, protocol=protocol),  # type: ignore[arg-type]
-        settings=fv.Audit(victims=2, candidates=10, rounds=(1, 2), reference="none"),
+        federation=fv.FederationSettings(rounds=2, protocol=protocol),  # type: ignore[arg-type]
+        settings=fv.AuditSettings(victims=2, candidates=10, rounds=(1, 2), reference="none"),
         progress=False,
     )
     return outcome.leakage

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedveil.auditing.result import Cost, Estimate, Role, RoundUtility, Row, Verdict
-from fedveil.auditing.settings import Audit
+from fedveil.auditing.settings import AuditSettings
 from fedveil.auditing.verdict import judge, strongest
 from fedveil.leakage.intervals import bootstrap
 
@@ -60,7 +60,7 @@ def verdict(rows: list[Row], cost: Cost | None = None, uninformed: tuple[str, ..
         rows,
         cost or Cost(),
         "Formal guarantee: none.",
-        settings=Audit(**({"victims": IMAGES} | settings)),
+        settings=AuditSettings(**({"victims": IMAGES} | settings)),
         among=100,
         config=CONFIG,
         uninformed=uninformed,

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from fedveil.attacks.dlg import DLG
-from fedveil.auditing.settings import Audit
+from fedveil.auditing.settings import AuditSettings
 from fedveil.cli.config import Config, TaskSection
 from fedveil.cli.options import SETTINGS, Given
 from fedveil.defenses.clip import Clip
 from fedveil.defenses.gradient_dropout import GradientDropout
 from fedveil.errors import FedveilError
-from fedveil.federation.settings import Federation
+from fedveil.federation.settings import FederationSettings
 from fedveil.toml import to_toml
 
 
@@ -26,8 +26,8 @@ def read(text: str, tmp_path: Path, command: str = "audit", **options: object) -
 
 
 def test_every_field_is_an_option_and_every_option_a_field() -> None:
-    fields = {f"federation.{field.name}" for field in dataclasses.fields(Federation)}
-    fields |= {f"audit.{field.name}" for field in dataclasses.fields(Audit)}
+    fields = {f"federation.{field.name}" for field in dataclasses.fields(FederationSettings)}
+    fields |= {f"audit.{field.name}" for field in dataclasses.fields(AuditSettings)}
     fields |= {f"task.{name}" for name in TaskSection.model_fields}
     fields |= {field.alias or name for name, field in Config.model_fields.items()}
     sections = {"task", "federation", "audit"}

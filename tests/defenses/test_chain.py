@@ -411,7 +411,7 @@ def test_complex_parameters_are_refused_in_guard_and_federation(defense):
     model.waves.requires_grad_()  # after the task was checked
     for protocol in ("fedsgd", "fedavg"):
         with pytest.raises(FedveilError, match=words):
-            fv.federate(task, defense, fv.Federation(rounds=1, protocol=protocol), backend="loop")
+            fv.federate(task, defense, fv.FederationSettings(rounds=1, protocol=protocol), backend="loop")
 
 
 def test_a_frozen_complex_parameter_is_not_in_the_way():

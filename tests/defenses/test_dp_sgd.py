@@ -17,7 +17,7 @@ from fedveil.defenses.dp_sgd import DPSGD
 from fedveil.defenses.guarantee import Exposure, GaussianRelease
 from fedveil.errors import FedveilError
 from fedveil.federation.run import federate
-from fedveil.federation.settings import Federation
+from fedveil.federation.settings import FederationSettings
 from fedveil.streams import Streams
 from fedveil.tree import Tree
 
@@ -129,7 +129,7 @@ def test_a_federation_divides_by_the_planned_size_and_shares_empty_batches_too(p
 
     monkeypatch.setattr(DPSGD, "gradient", noted)
     task = small_task(norm=False)  # 13, 8, 3 and 21 examples
-    settings = Federation(protocol=protocol, rounds=12, batch_size=2, lr=0.05)
+    settings = FederationSettings(protocol=protocol, rounds=12, batch_size=2, lr=0.05)
     run = federate(task, "dp-sgd:noise_multiplier=0.5", settings, backend="stacked")
     steps = 12 * (7 + 4 + 2 + 11)
     assert len(sizes) == steps  # an empty batch is a step as any other
@@ -142,7 +142,7 @@ def test_a_federation_divides_by_the_planned_size_and_shares_empty_batches_too(p
 
 
 def test_a_federation_is_the_same_however_it_is_chunked():
-    task, settings = small_task(norm=False), Federation(rounds=2, batch_size=4)
+    task, settings = small_task(norm=False), FederationSettings(rounds=2, batch_size=4)
     one, other = (federate(task, "dp-sgd", settings, backend=backend, seed=3) for backend in ("loop", "stacked"))
     for name, tensor in one.params.items():
         torch.testing.assert_close(tensor, other.params[name], rtol=1e-4, atol=1e-5)

@@ -85,7 +85,7 @@ def test_the_guarantee():
 
 def test_gradients_are_refused_in_one_line():
     with pytest.raises(FedveilError, match=r"duchi protects weights .*gradient: use the protocol fedavg"):
-        fv.federate(fv.task("digits", model="mlp", clients=2, limit=40), Duchi(), fv.Federation(rounds=1))
+        fv.federate(fv.task("digits", model="mlp", clients=2, limit=40), Duchi(), fv.FederationSettings(rounds=1))
 
 
 @BUDGETS
@@ -114,6 +114,6 @@ def test_measures():
 @pytest.mark.parametrize("upload", ["weights", "delta"])
 def test_a_round_on_digits(upload):
     task = fv.task("digits", model="mlp", clients=4, limit=200)
-    plan = fv.Federation(protocol="fedavg", rounds=1, batch_size=16, upload=upload)
+    plan = fv.FederationSettings(protocol="fedavg", rounds=1, batch_size=16, upload=upload)
     run = fv.federate(task, "duchi:epsilon=2,bound=0.2", plan)
     assert all(torch.isfinite(p).all() for p in run.params.values())

@@ -86,7 +86,7 @@ def test_equals_algorithm_2_in_plain_torch(fields):
 @pytest.mark.parametrize("models", [1, 3])
 def test_without_steps_and_perturbation_it_is_plain_fedsgd(models):
     task = fv.task("digits", model="mlp:hidden=[16],activation=sigmoid", clients=4, limit=160)
-    rounds = fv.Federation(rounds=2, batch_size=16)
+    rounds = fv.FederationSettings(rounds=2, batch_size=16)
     plain = federate(task, None, rounds, backend="loop")
     same = federate(task, FedBARRE(models=models, lr=0.0, high=0.0, pgd_steps=1), rounds, backend="loop")
     assert all(torch.equal(plain.params[name], same.params[name]) for name in plain.params)
@@ -287,7 +287,7 @@ def test_the_ring_must_not_be_empty():
 def test_a_round_on_digits():
     task = fv.task("digits", model="mlp:hidden=[16],activation=sigmoid", clients=4, limit=160)
     for protocol in ("fedsgd", "fedavg"):
-        rounds = fv.Federation(protocol=protocol, rounds=2, warmup_rounds=1, batch_size=16)
+        rounds = fv.FederationSettings(protocol=protocol, rounds=2, warmup_rounds=1, batch_size=16)
         run = federate(task, FedBARRE(pgd_steps=2), rounds, backend="stacked")
         assert run.utility.test > 0.1
 
@@ -298,7 +298,7 @@ def test_an_audit_whose_bound_is_the_clean_input():
         task,
         FedBARRE(high=1.0),
         "inverting-gradients:steps=5",
-        settings=fv.Audit(victims=2),
+        settings=fv.AuditSettings(victims=2),
         train=False,
         backend="stacked",
     )
@@ -352,5 +352,5 @@ def test_validation_examples_bounds_what_a_client_validates_on(asked, own, monke
     generator = torch.Generator().manual_seed(0)
     data = tuple((torch.rand(12, 6, generator=generator), torch.arange(12) % 3) for _ in range(3))
     task = fv.Task(torch.nn.Linear(6, 3), data, clients=2)
-    federate(task, FedBARRE(models=2, validation_examples=asked), fv.Federation(rounds=1))
+    federate(task, FedBARRE(models=2, validation_examples=asked), fv.FederationSettings(rounds=1))
     assert sizes == {own}

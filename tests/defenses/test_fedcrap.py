@@ -191,5 +191,7 @@ def test_in_guard():
 
 def test_a_round_on_digits():
     task = fv.task("digits", model="mlp:hidden=[16],activation=sigmoid", clients=4, limit=240)
-    run = federate(task, FedCRAP(steps=3, radius=1.0), fv.Federation(rounds=1, batch_size=16), backend="stacked")
+    run = federate(
+        task, FedCRAP(steps=3, radius=1.0), fv.FederationSettings(rounds=1, batch_size=16), backend="stacked"
+    )
     assert run.utility.test > 0.1

@@ -354,7 +354,7 @@ def digits():
 
 @pytest.mark.parametrize("protocol", ["fedsgd", "fedavg"])
 def test_a_round_on_digits(digits, protocol):
-    rounds = fv.Federation(protocol=protocol, rounds=1, batch_size=16)
+    rounds = fv.FederationSettings(protocol=protocol, rounds=1, batch_size=16)
     run = federate(digits, FedEM(steps=3, radius=1.0), rounds, backend="stacked")
     plain = federate(digits, None, rounds, backend="stacked")
     assert run.utility.test > 0.1
@@ -366,7 +366,7 @@ def test_an_audit_shows_the_perturbed_input(digits):
         digits,
         FedEM(steps=4, radius=1.0, min_radius=0.9),
         "inverting-gradients:steps=10",
-        settings=fv.Audit(victims=3, batch_size=2),
+        settings=fv.AuditSettings(victims=3, batch_size=2),
         train=False,
         backend="stacked",
     )

@@ -169,7 +169,7 @@ def test_precise_layers_are_trusted_more():
 
 def test_gradients_are_refused_in_one_line():
     with pytest.raises(FedveilError, match=r"ldp-fl protects weights .*gradient: use the protocol fedavg"):
-        fv.federate(fv.task("digits", model="mlp", clients=2, limit=40), LDPFL(), fv.Federation(rounds=1))
+        fv.federate(fv.task("digits", model="mlp", clients=2, limit=40), LDPFL(), fv.FederationSettings(rounds=1))
 
 
 def test_bad_fields_are_refused():
@@ -188,7 +188,7 @@ def test_measures():
 @pytest.mark.parametrize("adaptive", [False, True])
 def test_a_round_on_digits(upload, adaptive):
     task = fv.task("digits", model="mlp", clients=4, limit=200)
-    plan = fv.Federation(protocol="fedavg", rounds=1, batch_size=16, upload=upload)
+    plan = fv.FederationSettings(protocol="fedavg", rounds=1, batch_size=16, upload=upload)
     run = fv.federate(task, LDPFL(epsilon=5, adaptive=adaptive), plan)
     assert all(torch.isfinite(p).all() for p in run.params.values())
 
@@ -236,6 +236,6 @@ def test_ranges_that_do_not_fit_the_model_are_refused_before_training():
     task = fv.task("digits", model="mlp:hidden=[4]", clients=4)
     for field in ("radii", "centers"):
         with pytest.raises(FedveilError, match=f"ldp-fl: {field} has 2 numbers, but the model has 4 parameter tensors"):
-            fv.federate(task, f"ldp-fl:{field}=[0.1,0.2]", fv.Federation(protocol="fedavg", rounds=1))
+            fv.federate(task, f"ldp-fl:{field}=[0.1,0.2]", fv.FederationSettings(protocol="fedavg", rounds=1))
     with pytest.raises(FedveilError, match="leave centers and radii out"):
         LDPFL(adaptive=True, radii=(0.1,))

@@ -12,7 +12,7 @@ from fedveil.defenses.base import Facts
 from fedveil.defenses.guard import Guard
 from fedveil.defenses.ldpm import LDPM
 from fedveil.federation.run import federate
-from fedveil.federation.settings import Federation
+from fedveil.federation.settings import FederationSettings
 from fedveil.streams import Streams
 from fedveil.tasks.task import task
 from fedveil.tree import Tree
@@ -115,7 +115,7 @@ def test_no_guarantee_is_claimed():
 @pytest.mark.parametrize("protocol", ["fedsgd", "fedavg"])
 def test_a_round_of_a_federation(protocol):
     digits = task("digits", model="mlp:hidden=[16]", clients=3, limit=60)
-    run = federate(digits, LDPM(), Federation(protocol=protocol, rounds=1), backend="loop")
+    run = federate(digits, LDPM(), FederationSettings(protocol=protocol, rounds=1), backend="loop")
     assert all(torch.isfinite(tensor).all() for tensor in run.params.values())
     assert any(not torch.equal(run.params[n], p) for n, p in digits.model.named_parameters())
 
@@ -123,7 +123,7 @@ def test_a_round_of_a_federation(protocol):
 def test_a_federation_asks_it_for_its_batches():
     """The mean gradient of equal batches differs from that of the protocol's own, with neither clip nor noise."""
     digits = task("digits", model="mlp:hidden=[16]", clients=3, limit=60)
-    given = Federation(rounds=1)
+    given = FederationSettings(rounds=1)
     own = federate(digits, LDPM(sigma=0.0, clip=1e6), given, backend="loop").params
     plain = federate(digits, None, given, backend="loop").params
     assert any(not torch.allclose(own[name], plain[name]) for name in plain)

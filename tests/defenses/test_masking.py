@@ -12,7 +12,7 @@ from fedveil.defenses.base import Facts
 from fedveil.defenses.guard import Guard
 from fedveil.defenses.masking import GradientMasking
 from fedveil.federation.run import federate
-from fedveil.federation.settings import Federation
+from fedveil.federation.settings import FederationSettings
 from fedveil.tasks.task import task
 from fedveil.tree import Tree
 
@@ -97,7 +97,7 @@ def test_several_local_steps_are_scaled_back():
 @pytest.mark.parametrize("protocol", ["fedsgd", "fedavg"])
 def test_a_round_of_a_federation(protocol):
     digits = task("digits", model="mlp:hidden=[16]", clients=3, limit=60)
-    run = federate(digits, GradientMasking(), Federation(protocol=protocol, rounds=1), backend="loop")
+    run = federate(digits, GradientMasking(), FederationSettings(protocol=protocol, rounds=1), backend="loop")
     assert all(torch.isfinite(tensor).all() for tensor in run.params.values())
     assert any(not torch.equal(run.params[n], p) for n, p in digits.model.named_parameters())
 

@@ -13,7 +13,7 @@ from fedveil.defenses.guard import Guard
 from fedveil.defenses.noise_add import NoiseAdd
 from fedveil.errors import FedveilError
 from fedveil.federation.run import federate
-from fedveil.federation.settings import Federation
+from fedveil.federation.settings import FederationSettings
 from fedveil.tasks.task import task
 from fedveil.tree import Tree
 
@@ -121,7 +121,7 @@ def test_a_negative_ratio_is_refused():
 )
 def test_a_round_of_a_federation(fields):
     digits = task("digits", model="mlp:hidden=[16]", clients=3, limit=60)
-    given = Federation(rounds=1, **fields)
+    given = FederationSettings(rounds=1, **fields)
     run = federate(digits, NoiseAdd(), given, backend="loop")
     plain = federate(digits, None, given, backend="loop")
     moved = sum(float((run.params[n] - plain.params[n]).square().sum()) for n in plain.params) ** 0.5

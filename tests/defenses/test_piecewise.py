@@ -115,7 +115,7 @@ def test_the_guarantee():
 
 def test_gradients_are_refused_in_one_line():
     with pytest.raises(FedveilError, match=r"pm protects weights .*gradient: use the protocol fedavg"):
-        fv.federate(fv.task("digits", model="mlp", clients=2, limit=40), PM(), fv.Federation(rounds=1))
+        fv.federate(fv.task("digits", model="mlp", clients=2, limit=40), PM(), fv.FederationSettings(rounds=1))
 
 
 def test_measures():
@@ -127,7 +127,7 @@ def test_measures():
 @pytest.mark.parametrize("upload", ["weights", "delta"])
 def test_a_round_on_digits(upload):
     task = fv.task("digits", model="mlp", clients=4, limit=200)
-    plan = fv.Federation(protocol="fedavg", rounds=1, batch_size=16, upload=upload)
+    plan = fv.FederationSettings(protocol="fedavg", rounds=1, batch_size=16, upload=upload)
     plain, noisy, weak = (fv.federate(task, d, plan) for d in (None, "pm", "pm:epsilon=50"))
     assert all(torch.isfinite(p).all() for p in noisy.params.values())
     for name in plain.params:

@@ -109,7 +109,7 @@ def test_the_informed_estimate_is_closer(epsilon):
 
 def test_a_round_on_digits():
     task = fv.task("digits", model="mlp", clients=4, limit=200)
-    plan = fv.Federation(protocol="fedavg", rounds=1, batch_size=16)
+    plan = fv.FederationSettings(protocol="fedavg", rounds=1, batch_size=16)
     plain, pnpm, weak = (fv.federate(task, d, plan) for d in (None, "pnpm", "pnpm:epsilon=50"))
     assert all(torch.isfinite(p).all() for p in pnpm.params.values())
     assert any(not torch.equal(pnpm.params[n], plain.params[n]) for n in plain.params)

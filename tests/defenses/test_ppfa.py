@@ -12,7 +12,7 @@ from fedveil.defenses.guard import Guard
 from fedveil.defenses.ppfa import PPFA
 from fedveil.errors import FedveilError
 from fedveil.federation.run import federate
-from fedveil.federation.settings import Federation
+from fedveil.federation.settings import FederationSettings
 from fedveil.registry import defenses
 from fedveil.tasks.task import task
 from fedveil.tree import Tree
@@ -170,7 +170,7 @@ def test_no_guarantee_is_claimed():
 )
 def test_a_round_of_a_federation(spec, fields):
     digits = task("digits", model="mlp:hidden=[16]", clients=3, limit=60)
-    given = Federation(rounds=1, **fields)
+    given = FederationSettings(rounds=1, **fields)
     run, plain = (federate(digits, defense, given, backend="loop") for defense in (spec, None))
     assert all(torch.isfinite(tensor).all() for tensor in run.params.values())
     moved = sum(float((run.params[n] - plain.params[n]).square().sum()) for n in plain.params) ** 0.5
@@ -180,7 +180,7 @@ def test_a_round_of_a_federation(spec, fields):
 def test_on_upload_gradients_are_refused_before_training():
     digits = task("digits", model="mlp:hidden=[16]", clients=3, limit=60)
     with pytest.raises(FedveilError, match="ppfa protects weights or a change of weights"):
-        federate(digits, "ppfa", Federation(protocol="fedsgd", rounds=1), backend="loop")
+        federate(digits, "ppfa", FederationSettings(protocol="fedsgd", rounds=1), backend="loop")
     assert defenses.parse("ppfa:at=gradient").of == ("gradient",)
 
 

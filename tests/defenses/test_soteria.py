@@ -19,7 +19,7 @@ from fedveil.defenses.guard import Guard
 from fedveil.defenses.soteria import Soteria, linear_layer, scores
 from fedveil.errors import FedveilError
 from fedveil.federation.run import federate
-from fedveil.federation.settings import Federation
+from fedveil.federation.settings import FederationSettings
 from fedveil.registry import models
 from fedveil.streams import Streams
 from fedveil.tasks.task import Task, task
@@ -188,7 +188,7 @@ def test_a_model_without_a_linear_layer_is_refused_before_anything_is_shared():
     before = copy.deepcopy(model.state_dict())
     made = Task(model, (torch.rand(40, 1, 8, 8), torch.arange(40) % 3), clients=2)
     with pytest.raises(FedveilError, match="needs a model with a trained linear layer") as caught:
-        federate(made, Soteria(), Federation(rounds=1), backend="loop")
+        federate(made, Soteria(), FederationSettings(rounds=1), backend="loop")
     assert "\n" not in str(caught.value)
     torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
 
@@ -253,7 +253,7 @@ def test_no_guarantee_is_claimed():
 @pytest.mark.parametrize("protocol, backend", list(itertools.product(["fedsgd", "fedavg"], ["loop", "stacked"])))
 def test_a_round_of_a_federation(protocol, backend):
     digits = task("digits", model="mlp:hidden=[16]", clients=3, limit=60)
-    given = Federation(protocol=protocol, rounds=1)
+    given = FederationSettings(protocol=protocol, rounds=1)
     run, plain = (federate(digits, defense, given, backend=backend) for defense in (Soteria(prune=0.5), None))
     assert all(torch.isfinite(tensor).all() for tensor in run.params.values())
     last = list(run.params)[-2]

@@ -309,7 +309,7 @@ def test_measures():
 @pytest.mark.parametrize("settings", [{"protocol": "fedavg"}, {"protocol": "fedavg", "upload": "delta"}, {}])
 def test_a_round_on_digits(settings):
     task = fv.task("digits", model="mlp", clients=4, limit=200)
-    plan = fv.Federation(rounds=1, batch_size=16, **settings)
+    plan = fv.FederationSettings(rounds=1, batch_size=16, **settings)
     plain, spm, weak = (fv.federate(task, d, plan) for d in (None, SPM(), SPM(epsilon=50)))
     assert all(torch.isfinite(p).all() for p in spm.params.values())
     assert any(not torch.equal(spm.params[n], plain.params[n]) for n in plain.params)

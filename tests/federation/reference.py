@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from fedveil.federation.schedule import epoch_orders, sampled_clients
-from fedveil.federation.settings import Federation
+from fedveil.federation.settings import FederationSettings
 from fedveil.tasks.task import Task
 
 Row = dict[str, Tensor]
 
 
-def reference(task: Task, settings: Federation, seed: int = 0) -> tuple[Row, Row]:
+def reference(task: Task, settings: FederationSettings, seed: int = 0) -> tuple[Row, Row]:
     """The weights and buffers after all rounds."""
     server = copy.deepcopy(task.model).train()
     steps = fedsgd if settings.protocol == "fedsgd" else fedavg
@@ -31,7 +31,7 @@ def reference(task: Task, settings: Federation, seed: int = 0) -> tuple[Row, Row
 
 def fedsgd(
     task: Task,
-    settings: Federation,
+    settings: FederationSettings,
     seed: int,
     server: nn.Module,
     optimizer: torch.optim.Optimizer,
@@ -60,7 +60,7 @@ def fedsgd(
 
 def fedavg(
     task: Task,
-    settings: Federation,
+    settings: FederationSettings,
     seed: int,
     server: nn.Module,
     optimizer: torch.optim.Optimizer,
@@ -83,11 +83,13 @@ def fedavg(
     _set_buffers(server, buffers, weights)
 
 
-def _optimizer(model: nn.Module, settings: Federation, lr: float) -> torch.optim.Optimizer:
+def _optimizer(model: nn.Module, settings: FederationSettings, lr: float) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=lr, momentum=settings.momentum, weight_decay=settings.weight_decay)
 
 
-def _batches(task: Task, settings: Federation, seed: int, client: int, number: int) -> list[tuple[Tensor, Tensor]]:
+def _batches(
+    task: Task, settings: FederationSettings, seed: int, client: int, number: int
+) -> list[tuple[Tensor, Tensor]]:
     own = task.clients[client]
     found = []
     for order in epoch_orders(seed, client, number, len(own), settings.local_epochs):
@@ -96,7 +98,7 @@ def _batches(task: Task, settings: Federation, seed: int, client: int, number: i
     return found  # type: ignore[return-value]
 
 
-def _weight(task: Task, settings: Federation, client: int) -> float:
+def _weight(task: Task, settings: FederationSettings, client: int) -> float:
     return float(len(task.clients[client])) if settings.weighting == "size" else 1.0
 
 

@@ -15,14 +15,14 @@ from torch import nn
 from fedveil.errors import FedveilError
 from fedveil.federation.capture import Capture, Captured, Truth, pseudo_gradient, step_weight
 from fedveil.federation.run import federate
-from fedveil.federation.settings import Federation
+from fedveil.federation.settings import FederationSettings
 from fedveil.federation.steps import own_row
 from fedveil.tasks.inputs import leaves
 from fedveil.tree import Tree
 
 from .small import Shift, assert_rows_close, assert_rows_equal, small_task
 
-FEDAVG = Federation(protocol="fedavg", rounds=1, batch_size=5, record_rounds=(1,))
+FEDAVG = FederationSettings(protocol="fedavg", rounds=1, batch_size=5, record_rounds=(1,))
 
 
 def a_capture(**changed: object) -> Capture:
@@ -327,7 +327,7 @@ def test_the_clients_side_is_nowhere_in_the_file(tmp_path: Path, protocol: str) 
 
 def test_a_captured_gradient_is_that_of_its_truth() -> None:
     task = small_task(norm=False)
-    settings = Federation(rounds=2, batch_size=5, record_rounds=(2,), record_clients=2)
+    settings = FederationSettings(rounds=2, batch_size=5, record_rounds=(2,), record_clients=2)
     done = federate(task, Shift(), settings, backend="stacked")
     assert [c.capture.client for c in done.captured] == [0, 1]
     for captured in done.captured:

@@ -28,7 +28,7 @@ from fedveil.federation.capture import Capture, Truth
 from fedveil.federation.checkpoint import configuration, load_checkpoint
 from fedveil.federation.observers import Observer
 from fedveil.federation.run import Run, federate
-from fedveil.federation.settings import Federation
+from fedveil.federation.settings import FederationSettings
 from fedveil.federation.tensorfile import KEY, ORDER, seal
 from fedveil.tasks.task import Task, task
 from fedveil.tensors import read_safetensors
@@ -36,7 +36,7 @@ from waiting import PATIENCE
 
 from .small import Feedback, Noted, Shift, assert_rows_equal, small_task
 
-SETTINGS = Federation(rounds=5, batch_size=5, momentum=0.9, sampling_rate=0.5, record_rounds=(1, 2, 4))
+SETTINGS = FederationSettings(rounds=5, batch_size=5, momentum=0.9, sampling_rate=0.5, record_rounds=(1, 2, 4))
 SIZES = (13, 8, 2, 19)
 
 
@@ -73,7 +73,7 @@ def assert_same_run(one: Run, other: Run) -> None:
         assert torch.equal(mine.truth.targets, theirs.truth.targets)
 
 
-def interrupted(made: Task, settings: Federation, folder: Path, *stops: int, defense: object = None) -> Run:
+def interrupted(made: Task, settings: FederationSettings, folder: Path, *stops: int, defense: object = None) -> Run:
     """The run, ended in each of these rounds and resumed."""
     given: dict[str, object] = {"folder": folder, "backend": "stacked", "resume": True}
     for number in stops:
@@ -109,7 +109,7 @@ def test_what_stands_beside_the_utility_survives(tmp_path: Path, protocol: str) 
 
 def test_early_stopping_and_warmup_survive(tmp_path: Path) -> None:
     made = small_task(norm=False)
-    settings = Federation(rounds=60, batch_size=4, lr=0.05, patience=4, warmup_rounds=2)
+    settings = FederationSettings(rounds=60, batch_size=4, lr=0.05, patience=4, warmup_rounds=2)
     whole = federate(made, Feedback(), settings, backend="stacked")
     assert whole.early_stopped
     last = len(whole.history)
@@ -164,10 +164,10 @@ def test_another_loss_of_the_same_name_is_refused(tmp_path: Path) -> None:
         data = [made.train.batch(list(range(20))), made.test.batch(list(range(10)))]
         return Task(made.model, tuple(data), clients=2, loss=lambda out, y: factor * functional.cross_entropy(out, y))
 
-    federate(task(1.0), None, Federation(rounds=1), backend="loop", folder=tmp_path)
-    federate(task(1.0), None, Federation(rounds=1), backend="loop", folder=tmp_path, resume=True)
+    federate(task(1.0), None, FederationSettings(rounds=1), backend="loop", folder=tmp_path)
+    federate(task(1.0), None, FederationSettings(rounds=1), backend="loop", folder=tmp_path, resume=True)
     with pytest.raises(FedveilError, match="behavior of model and loss was"):
-        federate(task(2.0), None, Federation(rounds=1), backend="loop", folder=tmp_path, resume=True)
+        federate(task(2.0), None, FederationSettings(rounds=1), backend="loop", folder=tmp_path, resume=True)
 
 
 def test_saved_captures_take_no_memory(tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_saved_captures_take_no_memory(tmp_path: Path) -> None:
                 waiting += gc.get_referents(thing)
         return count
 
-    settings = Federation(rounds=3, batch_size=4, record_rounds=(1, 2, 3))
+    settings = FederationSettings(rounds=3, batch_size=4, record_rounds=(1, 2, 3))
     kept = federate(small_task(norm=False), None, settings, backend="loop", folder=tmp_path)
     assert held(kept) == 0
     free = federate(small_task(norm=False), None, settings, backend="loop")
@@ -336,7 +336,7 @@ def test_a_checkpoint_without_its_hash_is_refused(tmp_path: Path, two_rounds: Pa
 
 def test_a_best_model_must_follow_from_the_history(tmp_path: Path) -> None:
     made = small_task(norm=False)
-    settings = Federation(rounds=4, batch_size=4, lr=0.05, patience=4)
+    settings = FederationSettings(rounds=4, batch_size=4, lr=0.05, patience=4)
     federate(made, None, settings, folder=tmp_path, backend="stacked")
     path = tmp_path / "checkpoint.safetensors"
     whole = path.read_bytes()
@@ -378,7 +378,7 @@ class Kill(Observer):
 
 federate(digits(), "gradient-dropout", DIGITS, backend="stacked", folder=Path(sys.argv[1]), observers=[Kill()])
 """
-DIGITS = Federation(rounds=4, batch_size=32, momentum=0.5, record_rounds=(2,), record_clients=1)
+DIGITS = FederationSettings(rounds=4, batch_size=32, momentum=0.5, record_rounds=(2,), record_clients=1)
 
 
 def digits() -> Task:

@@ -14,13 +14,13 @@ from fedveil.errors import FedveilError
 from fedveil.federation.history import RoundRecord
 from fedveil.federation.observers import Observer
 from fedveil.federation.run import Run, federate
-from fedveil.federation.settings import Federation
+from fedveil.federation.settings import FederationSettings
 from fedveil.tasks.task import Task
 from fedveil.workers import Workers
 
 from .small import Feedback, Noted, Shift, assert_rows_close, assert_rows_equal, small_task
 
-FEDAVG = Federation(protocol="fedavg", rounds=2, batch_size=9, local_epochs=2, record_rounds=(2,))
+FEDAVG = FederationSettings(protocol="fedavg", rounds=2, batch_size=9, local_epochs=2, record_rounds=(2,))
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,7 @@ def test_an_error_in_a_worker_names_its_client() -> None:
 
 def test_what_workers_cannot_do_is_refused_before_they_start() -> None:
     with pytest.raises(FedveilError, match="several worker processes serve FedAvg only"):
-        federate(small_task(), None, Federation(rounds=1), workers=2)
+        federate(small_task(), None, FederationSettings(rounds=1), workers=2)
     with pytest.raises(FedveilError, match="1 or more, not 0"):
         federate(small_task(), None, FEDAVG, workers=0)
     task = small_task()

@@ -23,7 +23,7 @@ def task() -> fv.Task:
 
 def test_auroc_is_the_utility_and_grows() -> None:
     made = task()
-    run = fv.federate(made, None, fv.Federation(rounds=10, lr=1.0, patience=9), backend="stacked")
+    run = fv.federate(made, None, fv.FederationSettings(rounds=10, lr=1.0, patience=9), backend="stacked")
     assert run.utility.metric == "AUROC"
     assert run.correct is None
     assert run.utility.test is not None

@@ -20,7 +20,7 @@ from fedveil.federation.own_models import LOCAL
 from fedveil.federation.perturbation import perturbation
 from fedveil.federation.run import engine_for
 from fedveil.federation.schedule import batches, epoch_orders
-from fedveil.federation.settings import Federation
+from fedveil.federation.settings import FederationSettings
 from fedveil.federation.steps import Plan
 from fedveil.tasks.normalization import Normalization
 from fedveil.tasks.task import Task
@@ -29,7 +29,7 @@ from fedveil.tree import Tree
 from .small import assert_rows_equal, small_task
 from .test_labels import task as labelled_task
 
-FEDAVG = Federation(protocol="fedavg", rounds=2, batch_size=64, local_epochs=4, lr=0.5, local_utility=4)
+FEDAVG = FederationSettings(protocol="fedavg", rounds=2, batch_size=64, local_epochs=4, lr=0.5, local_utility=4)
 ENSEMBLE = "randomized ensemble"
 
 
@@ -39,7 +39,7 @@ def accuracy(model: nn.Module, task: Task) -> float:
         return float((model.eval()(inputs).argmax(1) == targets).double().mean())
 
 
-def trained_alone(task: Task, client: int, settings: Federation) -> float:
+def trained_alone(task: Task, client: int, settings: FederationSettings) -> float:
     """The accuracy of one client after its first local round, in plain torch; a batch is all of its data."""
     model = copy.deepcopy(task.model).train()
     optimizer = torch.optim.SGD(model.parameters(), lr=settings.lr)
@@ -73,7 +73,7 @@ def test_local_models_are_judged_before_their_upload_is_protected(
 
 def test_what_the_server_gets_under_spm_is_another_number() -> None:
     task = fv.task("digits", model="mlp:hidden=[64]", clients=4)
-    settings = Federation(protocol="fedavg", rounds=1, batch_size=16, local_epochs=3, local_utility=2)
+    settings = FederationSettings(protocol="fedavg", rounds=1, batch_size=16, local_epochs=3, local_utility=2)
     done = fv.federate(task, "spm:epsilon=0.3", settings, backend="stacked")
     assert done.utility.test is not None
     assert done.utility.test < 0.3 < 0.6 < done.utility.beside[LOCAL]
@@ -82,7 +82,7 @@ def test_what_the_server_gets_under_spm_is_another_number() -> None:
 @pytest.mark.parametrize("defense", [None, "spm", FedBARRE(models=2)], ids=str)
 @pytest.mark.parametrize("protocol", ["fedsgd", "fedavg"])
 def test_looking_changes_nothing_and_is_not_done_unasked(defense: object, protocol: str) -> None:
-    settings = Federation(protocol=protocol, rounds=2, batch_size=5)  # type: ignore[arg-type]
+    settings = FederationSettings(protocol=protocol, rounds=2, batch_size=5)  # type: ignore[arg-type]
     task = small_task(sizes=(13, 8, 22))
     looked, plain = (
         fv.federate(task, defense, replace(settings, local_utility=count), backend="stacked")  # type: ignore[arg-type]
@@ -108,7 +108,7 @@ def test_a_lone_clients_local_model_is_the_servers(buffers: str) -> None:
 def test_the_ensemble_is_told_apart_from_the_servers_model(selection: str) -> None:
     task = fv.task("digits", model="mlp:hidden=[32]", clients=2, limit=400)
     defense = FedBARRE(selection=selection, lr=0.5)  # type: ignore[arg-type]
-    settings = Federation(rounds=2, batch_size=16, local_utility=2)
+    settings = FederationSettings(rounds=2, batch_size=16, local_utility=2)
     done = fv.federate(task, defense, settings, backend="loop")
     plan = Plan(task, fv.Chain.of(defense), settings, 0, engine_for(task, settings, backend="loop"))
     expected = []
@@ -133,7 +133,7 @@ def test_the_ensemble_is_told_apart_from_the_servers_model(selection: str) -> No
 
 @pytest.mark.parametrize("selection", ["best", "mixed"])
 def test_an_ensemble_that_did_not_move_is_the_servers_model_also_with_several_labels(selection: str) -> None:
-    defense, settings = FedBARRE(selection=selection, lr=0.0), Federation(rounds=2, local_utility=2)  # type: ignore[arg-type]
+    defense, settings = FedBARRE(selection=selection, lr=0.0), FederationSettings(rounds=2, local_utility=2)  # type: ignore[arg-type]
     for task in (labelled_task(), fv.task("digits", model="mlp", clients=2, limit=200)):
         done = fv.federate(task, defense, settings, backend="loop")
         assert done.utility.beside[ENSEMBLE] == pytest.approx(done.utility.test)
@@ -141,7 +141,7 @@ def test_an_ensemble_that_did_not_move_is_the_servers_model_also_with_several_la
 
 def test_data_defenses_before_an_ensemble_are_at_work_and_warm_up_has_none() -> None:
     task = fv.task("digits", model="mlp:hidden=[16]", clients=2, limit=200)
-    settings = Federation(rounds=1, batch_size=16, local_utility=2)
+    settings = FederationSettings(rounds=1, batch_size=16, local_utility=2)
     alone, moved = (
         fv.federate(task, [*before, FedBARRE(lr=2.0)], settings, backend="loop") for before in ([], [FedEM(radius=20)])
     )
@@ -157,9 +157,9 @@ def test_a_task_without_classes_has_no_utility_beside() -> None:
         nn.Linear(3, 1), (inputs, torch.arange(40) % 3), lambda out, t: (out[:, 0] - t).square().mean(), clients=2
     )
     assert task.classes is None
-    done = fv.federate(task, None, Federation(protocol="fedavg", rounds=1, local_utility=2), backend="loop")
+    done = fv.federate(task, None, FederationSettings(protocol="fedavg", rounds=1, local_utility=2), backend="loop")
     assert not done.utility.beside
-    plan = Plan(task, fv.Chain(), Federation(), 0, engine_for(task, Federation(), backend="loop"))
+    plan = Plan(task, fv.Chain(), FederationSettings(), 0, engine_for(task, FederationSettings(), backend="loop"))
     assert Evaluator(plan).test_value(done.params, done.buffers) is None
 
 
@@ -201,7 +201,7 @@ def test_parts_that_were_not_moved_or_cannot_be_compared_have_no_size() -> None:
 @pytest.mark.parametrize("protocol", ["fedsgd", "fedavg"])
 def test_rounds_that_are_captured_note_it_and_no_capture_tells(protocol: str, tmp_path: Path) -> None:
     task = fv.task("digits", model="mlp", clients=2, limit=200)
-    settings = Federation(protocol=protocol, rounds=3, batch_size=16, record_rounds=(2, 3), record_clients=1)  # type: ignore[arg-type]
+    settings = FederationSettings(protocol=protocol, rounds=3, batch_size=16, record_rounds=(2, 3), record_clients=1)  # type: ignore[arg-type]
     done = fv.federate(task, FedEM(radius=8 / 255, steps=3), settings, backend="stacked", folder=tmp_path)
     assert task.normalization is not None
     notes = [record.perturbation for record in done.history]

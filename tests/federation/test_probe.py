@@ -12,17 +12,17 @@ from fedveil.errors import FedveilError
 from fedveil.federation.probe import Probe, probe
 from fedveil.federation.run import engine_for, federate
 from fedveil.federation.schedule import epoch_orders
-from fedveil.federation.settings import Federation
+from fedveil.federation.settings import FederationSettings
 from fedveil.tasks.task import Task
 from fedveil.tree import Tree
 
 from .small import FirstExamples, Shift, assert_rows_close, small_task
 
-FEDSGD = Federation(rounds=1, batch_size=5, record_rounds=(1,))
-FEDAVG = Federation(protocol="fedavg", rounds=1, batch_size=5, local_epochs=2, momentum=0.5, record_rounds=(1,))
+FEDSGD = FederationSettings(rounds=1, batch_size=5, record_rounds=(1,))
+FEDAVG = FederationSettings(protocol="fedavg", rounds=1, batch_size=5, local_epochs=2, momentum=0.5, record_rounds=(1,))
 
 
-def probed(task: Task, defense: object, settings: Federation, **given: object) -> Probe:
+def probed(task: Task, defense: object, settings: FederationSettings, **given: object) -> Probe:
     params = {n: p.detach() for n, p in task.model.named_parameters()}
     buffers = {n: b.detach() for n, b in task.model.named_buffers()}
     defaults: dict[str, object] = {"round": 1, "victims": 3, "batch_size": 5, "engine": Engine(task.model, task.loss)}
@@ -87,7 +87,7 @@ def test_victims_go_through_the_clients_batches() -> None:
 
 
 @pytest.mark.parametrize("settings", [FEDSGD, FEDAVG], ids=["fedsgd", "fedavg"])
-def test_victims_from_the_test_examples(settings: Federation) -> None:
+def test_victims_from_the_test_examples(settings: FederationSettings) -> None:
     task = small_task(norm=False)
     found = probed(task, "gradient-dropout", settings, victims=6, batch_size=4, source="test")
     assert torch.equal(found.targets, task.test.labels.reshape(6, 4))

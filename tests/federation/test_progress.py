@@ -10,12 +10,12 @@ import pytest
 from fedveil.federation.observers import Observer
 from fedveil.federation.progress import ProgressBar
 from fedveil.federation.run import federate
-from fedveil.federation.settings import Federation
+from fedveil.federation.settings import FederationSettings
 from fedveil.progress import Meter, Style
 
 from .small import small_task
 
-SETTINGS = Federation(rounds=3, batch_size=4)
+SETTINGS = FederationSettings(rounds=3, batch_size=4)
 
 
 def shown(style: Style) -> str:

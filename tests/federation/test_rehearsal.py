@@ -10,14 +10,14 @@ from torch import nn
 from fedveil.defenses.base import Defense
 from fedveil.errors import FedveilError
 from fedveil.federation.run import federate
-from fedveil.federation.settings import Federation
+from fedveil.federation.settings import FederationSettings
 from fedveil.fields import declared
 from fedveil.tasks.task import Task
 from fedveil.tree import Tree
 
 from .small import small_task
 
-FEDSGD, FEDAVG = Federation(rounds=1), Federation(rounds=1, protocol="fedavg")
+FEDSGD, FEDAVG = FederationSettings(rounds=1), FederationSettings(rounds=1, protocol="fedavg")
 DRAWS = {
     "torch's global generator": torch.randn_like,
     "NumPy's global generator": lambda tensor: torch.from_numpy(np.random.normal(size=tensor.shape)).to(tensor),

@@ -20,7 +20,7 @@ from fedveil.federation import fedavg, fedsgd
 from fedveil.federation.run import Run, federate
 from fedveil.federation.schedule import batches, epoch_orders, sampled_clients
 from fedveil.federation.server import Server
-from fedveil.federation.settings import Federation
+from fedveil.federation.settings import FederationSettings
 from fedveil.federation.steps import Plan
 from fedveil.ledger.exposure import exposures
 from fedveil.streams import Streams
@@ -41,15 +41,17 @@ from .small import (
     small_task,
 )
 
-FEDSGD = Federation(rounds=3, batch_size=4)
-FEDAVG = Federation(protocol="fedavg", rounds=3, batch_size=4, local_epochs=2)
+FEDSGD = FederationSettings(rounds=3, batch_size=4)
+FEDAVG = FederationSettings(protocol="fedavg", rounds=3, batch_size=4, local_epochs=2)
 
 
-def run(task: Task, settings: Federation, defense: object = None, backend: str = "stacked", **given: object) -> Run:
+def run(
+    task: Task, settings: FederationSettings, defense: object = None, backend: str = "stacked", **given: object
+) -> Run:
     return federate(task, defense, settings, backend=backend, **given)  # type: ignore[arg-type]
 
 
-def run_chunked(task: Task, settings: Federation, chunk: int, backend: str, defense: object) -> Server:
+def run_chunked(task: Task, settings: FederationSettings, chunk: int, backend: str, defense: object) -> Server:
     engine = Engine(task.model, task.loss, backend=backend, chunk=chunk)  # type: ignore[arg-type]
     plan = Plan(task, Chain.of(defense), settings, 0, engine)  # type: ignore[arg-type]
     server = Server.start(plan)
@@ -73,7 +75,7 @@ VARIANTS = [
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 @pytest.mark.parametrize("sizes", [(13, 8, 2, 19), (9,) * 3], ids=["unequal", "equal"])
 def test_equals_plain_torch(
-    protocol: Federation, backend: str, variant: dict[str, object], sizes: tuple[int, ...]
+    protocol: FederationSettings, backend: str, variant: dict[str, object], sizes: tuple[int, ...]
 ) -> None:
     # Batch norm cannot train on a batch of one: 13 and 9 leave one in batches of 4, so take 5 and 6.
     settings = replace(protocol, batch_size=5 if len(sizes) == 4 else 6, **variant)  # type: ignore[arg-type]
@@ -86,7 +88,7 @@ def test_equals_plain_torch(
 
 
 @pytest.mark.parametrize("protocol", [FEDSGD, FEDAVG], ids=["fedsgd", "fedavg"])
-def test_equals_plain_torch_in_single_precision(protocol: Federation) -> None:
+def test_equals_plain_torch_in_single_precision(protocol: FederationSettings) -> None:
     settings = replace(protocol, momentum=0.9, weight_decay=0.01)
     task = small_task(norm=False)
     assert_rows_close(run(task, settings).params, reference(task, settings)[0])
@@ -100,7 +102,7 @@ def test_delta_uploads_equal_weight_uploads() -> None:
 @pytest.mark.parametrize("protocol", ["fedsgd", "fedavg"])
 def test_one_client_with_its_whole_data_is_plain_sgd(protocol: str) -> None:
     task = small_task(norm=False, sizes=(12,))
-    settings = Federation(protocol=protocol, rounds=1, batch_size=12, momentum=0.9, weight_decay=0.1)  # type: ignore[arg-type]
+    settings = FederationSettings(protocol=protocol, rounds=1, batch_size=12, momentum=0.9, weight_decay=0.1)  # type: ignore[arg-type]
     done = run(task, settings)
     inputs, targets = task.train.batch(range(12))
     params, _ = reference(task, settings)
@@ -111,7 +113,7 @@ def test_one_client_with_its_whole_data_is_plain_sgd(protocol: str) -> None:
 
 @pytest.mark.parametrize("protocol", [FEDSGD, FEDAVG], ids=["fedsgd", "fedavg"])
 @pytest.mark.parametrize("defense", [None, Shift(), "gradient-dropout", "gaussian-noise:at=upload"], ids=str)
-def test_chunks_and_backends_do_not_matter(protocol: Federation, defense: object) -> None:
+def test_chunks_and_backends_do_not_matter(protocol: FederationSettings, defense: object) -> None:
     task = small_task(norm=False)
     whole = run_chunked(task, protocol, 32, "stacked", defense)
     for chunk, backend in ((1, "stacked"), (3, "stacked"), (32, "loop"), (2, "loop")):
@@ -120,7 +122,7 @@ def test_chunks_and_backends_do_not_matter(protocol: Federation, defense: object
 
 
 @pytest.mark.parametrize("protocol", [FEDSGD, FEDAVG], ids=["fedsgd", "fedavg"])
-def test_same_seed_same_bits_other_seed_others(protocol: Federation) -> None:
+def test_same_seed_same_bits_other_seed_others(protocol: FederationSettings) -> None:
     task = small_task(norm=False)
     first, again = (run(task, protocol, "gradient-dropout", seed=5) for _ in range(2))
     assert_rows_equal(first.params, again.params)
@@ -159,7 +161,7 @@ def test_orders_are_the_clients_own() -> None:
 def test_a_client_out_of_batches_leaves_the_mean() -> None:
     """Client 1 has one batch, client 0 two: the second step is client 0's alone."""
     task = small_task(norm=False, sizes=(8, 4))
-    settings = Federation(rounds=1, batch_size=4, lr=0.1, record_rounds=(1,))
+    settings = FederationSettings(rounds=1, batch_size=4, lr=0.1, record_rounds=(1,))
     done = run(task, settings)
     first = {c.capture.client: c.capture.shared for c in done.captured}
     middle = {n: w - 0.1 * (first[0][n] + first[1][n]) / 2 for n, w in done.captured[0].capture.before.items()}
@@ -174,7 +176,7 @@ def test_a_client_out_of_batches_leaves_the_mean() -> None:
 
 
 @pytest.mark.parametrize("protocol", [FEDSGD, FEDAVG], ids=["fedsgd", "fedavg"])
-def test_warmup_rounds_have_no_defense(protocol: Federation) -> None:
+def test_warmup_rounds_have_no_defense(protocol: FederationSettings) -> None:
     task = small_task(norm=False)
     defended = run(task, replace(protocol, warmup_rounds=2, record_rounds=(2, 3), record_clients=1), Shift())
     plain = run(task, replace(protocol, rounds=2))
@@ -233,7 +235,7 @@ def test_a_defense_gets_validation_data_of_the_clients_own() -> None:
 
 
 @pytest.mark.parametrize("protocol, where", [(FEDSGD, "step 0"), (FEDAVG, "step 0")])
-def test_a_broken_update_names_its_client(protocol: Federation, where: str) -> None:
+def test_a_broken_update_names_its_client(protocol: FederationSettings, where: str) -> None:
     with pytest.raises(FedveilError, match=f"client 0 is not finite .* in round 1, {where}"):
         run(small_task(norm=False), protocol, Broken())
 
@@ -253,7 +255,7 @@ REFUSING = [replace(FEDSGD, weighting="size", momentum=0.5), replace(FEDAVG, wei
 @pytest.mark.parametrize("settings", REFUSING, ids=["fedsgd", "fedavg"])
 @pytest.mark.parametrize("buffers", ["shared", "local"])
 @pytest.mark.parametrize("other", ["stacked", pytest.param("compiled", marks=pytest.mark.slow)])
-def test_a_broken_client_costs_its_share_and_no_more(settings: Federation, buffers: str, other: str) -> None:
+def test_a_broken_client_costs_its_share_and_no_more(settings: FederationSettings, buffers: str, other: str) -> None:
     task = poisoned(small_task(sizes=(8, 8, 8), buffers=buffers), 1)
     runs = {backend: run(task, settings, Feedback(), backend=backend) for backend in ("loop", other)}
     for each in runs.values():
@@ -274,7 +276,7 @@ def test_a_broken_client_costs_its_share_and_no_more(settings: Federation, buffe
 
 
 @pytest.mark.parametrize("settings", REFUSING, ids=["fedsgd", "fedavg"])
-def test_chunks_do_not_matter_to_who_is_refused(settings: Federation) -> None:
+def test_chunks_do_not_matter_to_who_is_refused(settings: FederationSettings) -> None:
     task = poisoned(small_task(norm=False), 3)
     one, many = (run_chunked(task, settings, chunk, "loop", Feedback()) for chunk in (1, 32))
     assert_rows_close(one.params, many.params)
@@ -291,7 +293,7 @@ def test_a_refused_client_is_named_in_the_log(caplog: pytest.LogCaptureFixture) 
 
 def test_a_step_without_an_update_changes_nothing() -> None:
     task = poisoned(small_task(norm=False, sizes=(8,)), 0)  # one client: of two steps one is lost
-    settings = Federation(rounds=1, batch_size=4, momentum=0.9)
+    settings = FederationSettings(rounds=1, batch_size=4, momentum=0.9)
     outcome = run(task, settings, backend="loop")
     model = copy.deepcopy(task.model)
     order = task.clients[0][epoch_orders(0, 0, 1, 8)[0]]
@@ -311,7 +313,7 @@ def test_to_a_trusted_server_a_refused_client_sent_no_change(protocol: str, uplo
     if protocol == "fedsgd" and upload == "delta":
         pytest.skip("FedSGD shares gradients")
     task = poisoned(small_task(norm=False, sizes=(4, 4, 4)), 1)
-    settings = Federation(protocol=protocol, rounds=1, batch_size=4, upload=upload)  # type: ignore[arg-type]
+    settings = FederationSettings(protocol=protocol, rounds=1, batch_size=4, upload=upload)  # type: ignore[arg-type]
     done = run(task, settings, Central(factor=1.0), backend="loop")
     others = run(task, settings, backend="loop")  # the mean of the two others alone
     start = {name: p.detach() for name, p in task.model.named_parameters()}
@@ -321,7 +323,7 @@ def test_to_a_trusted_server_a_refused_client_sent_no_change(protocol: str, uplo
 
 def test_a_refused_client_is_not_captured_and_a_resume_knows_it(tmp_path: Path) -> None:
     task = poisoned(small_task(sizes=(4, 4)), 0)
-    settings = Federation(rounds=2, batch_size=4, record_rounds=(1, 2))
+    settings = FederationSettings(rounds=2, batch_size=4, record_rounds=(1, 2))
     whole = run(task, settings, folder=tmp_path)
     assert [(each.round, each.client) for each in whole.captured] == [(1, 1), (2, 1)]
     again = run(task, settings, folder=tmp_path, resume=True)
@@ -334,7 +336,7 @@ def test_a_refused_client_is_not_captured_and_a_resume_knows_it(tmp_path: Path) 
 
 @pytest.mark.parametrize("settings", [FEDSGD, FEDAVG], ids=["fedsgd", "fedavg"])
 def test_the_ledger_counts_the_steps_and_chances_that_there_are(
-    settings: Federation, monkeypatch: pytest.MonkeyPatch
+    settings: FederationSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = small_task(norm=False, sizes=(10, 3))  # neither is a multiple of the batch size
     asked: dict[int, list[float]] = {10: [], 3: []}
@@ -363,7 +365,7 @@ def test_the_ledger_counts_the_steps_and_chances_that_there_are(
 
 
 @pytest.mark.parametrize("protocol", [FEDSGD, FEDAVG], ids=["fedsgd", "fedavg"])
-def test_local_buffers_stay_with_their_clients(protocol: Federation) -> None:
+def test_local_buffers_stay_with_their_clients(protocol: FederationSettings) -> None:
     settings = replace(protocol, batch_size=5, record_rounds=(1,))
     task = small_task(sizes=(13, 8, 2, 19), buffers="local")
     done = run(task, settings)
@@ -410,7 +412,7 @@ def test_history_and_observers() -> None:
 
 
 def test_it_learns() -> None:
-    done = run(small_task(norm=False), Federation(rounds=15, batch_size=4))
+    done = run(small_task(norm=False), FederationSettings(rounds=15, batch_size=4))
     assert done.untrained.test is not None
     assert done.utility.test is not None
     assert done.utility.test > max(0.7, done.untrained.test)
@@ -419,7 +421,7 @@ def test_it_learns() -> None:
 
 def test_early_stopping_keeps_the_best_model() -> None:
     task = small_task(norm=False)
-    settings = Federation(rounds=60, batch_size=4, lr=0.05, patience=4)
+    settings = FederationSettings(rounds=60, batch_size=4, lr=0.05, patience=4)
     done = run(task, settings)
     scores = [record.utility.validation for record in done.history]
     assert done.early_stopped
@@ -449,7 +451,7 @@ def test_early_stopping_keeps_the_best_model() -> None:
 )
 def test_bad_settings_are_one_line(fields: dict[str, object], said: str) -> None:
     with pytest.raises(FedveilError, match=said) as caught:
-        Federation(**fields)  # type: ignore[arg-type]
+        FederationSettings(**fields)  # type: ignore[arg-type]
     assert "\n" not in str(caught.value)
 
 
@@ -464,7 +466,7 @@ def test_evaluation_some_rounds_apart() -> None:
 
 
 def test_learning_rate_by_round() -> None:
-    settings = Federation(rounds=30, lr=0.02, lr_steps=[[10, 2e-3], [20, 2e-5]])  # type: ignore[arg-type]
+    settings = FederationSettings(rounds=30, lr=0.02, lr_steps=[[10, 2e-3], [20, 2e-5]])  # type: ignore[arg-type]
     assert [settings.lr_at(n) for n in (1, 9, 10, 19, 20, 30)] == [0.02, 0.02, 2e-3, 2e-3, 2e-5, 2e-5]
 
 

@@ -214,8 +214,8 @@ def test_a_model_and_data_of_the_users_own(tmp_path: Path) -> None:
         task,
         defense=fv.GradientDropout(keep=0.8),
         attack="inverting-gradients:steps=5",
-        federation=fv.Federation(rounds=1),
-        settings=fv.Audit(victims=3, candidates=5),
+        federation=fv.FederationSettings(rounds=1),
+        settings=fv.AuditSettings(victims=3, candidates=5),
         folder=tmp_path / "run",
     )
     page = outcome.report(tmp_path / "report.html").read_text(encoding="utf-8")

@@ -209,7 +209,7 @@ def protocol_of(defense: str) -> str:
 
 
 def train(task: fv.Task, defense: str | None, protocol: str, backend: Backend = "stacked") -> Run:
-    settings = fv.Federation(protocol=protocol, rounds=1, batch_size=2)
+    settings = fv.FederationSettings(protocol=protocol, rounds=1, batch_size=2)
     return fv.federate(task, defense, settings, backend=backend)
 
 

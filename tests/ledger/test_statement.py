@@ -14,7 +14,7 @@ from federation.small import small_task
 from fedveil.defenses.base import Defense
 from fedveil.defenses.chain import Chain
 from fedveil.defenses.guarantee import Exposure, Guarantee, PureLDP
-from fedveil.federation.settings import Federation
+from fedveil.federation.settings import FederationSettings
 from fedveil.fields import declared
 from fedveil.ledger.accountant import spent
 from fedveil.ledger.exposure import exposures
@@ -196,7 +196,7 @@ def test_several_formal_guarantees_stand_side_by_side_and_are_not_summed():
 
 def test_exposure_of_a_run():
     task = small_task(norm=False)  # 13, 8, 3 and 21 examples
-    found = exposures(task, Federation(rounds=7, batch_size=5, sampling_rate=0.3, warmup_rounds=2))
+    found = exposures(task, FederationSettings(rounds=7, batch_size=5, sampling_rate=0.3, warmup_rounds=2))
     assert [(each.example_rate, each.steps_per_round) for each in found] == [
         (1.0, 1),
         (5 / 8, 2),
@@ -207,14 +207,14 @@ def test_exposure_of_a_run():
         assert (each.rounds, each.bare_rounds, each.sampling_rate) == (5, 2, 0.5)  # 2 of 4 clients
         assert each.parameters == sum(p.numel() for p in task.model.parameters())
         assert (each.delta, each.bare_buffers, each.local_steps) == (1e-5, False, 1)
-    averaged = exposures(task, Federation(protocol="fedavg", rounds=7, batch_size=5, local_epochs=3))
+    averaged = exposures(task, FederationSettings(protocol="fedavg", rounds=7, batch_size=5, local_epochs=3))
     assert [(each.steps_per_round, each.local_steps) for each in averaged] == [(1, 3), (1, 6), (1, 9), (1, 15)]
 
 
 @pytest.mark.parametrize("buffers, bare", [("shared", True), ("local", False)])
 def test_buffers_that_travel_are_seen(buffers, bare):
     task = small_task(norm=True, buffers=buffers)
-    assert exposures(task, Federation())[0].bare_buffers == bare
+    assert exposures(task, FederationSettings())[0].bare_buffers == bare
 
 
 def test_an_audit_states_the_epsilon_in_its_verdict():
@@ -223,8 +223,8 @@ def test_an_audit_states_the_epsilon_in_its_verdict():
         task,
         "dp-sgd:noise_multiplier=2",
         "inverting-gradients:steps=5",
-        federation=Federation(rounds=2, batch_size=32),
-        settings=fv.Audit(victims=4, rounds=(1, 2)),
+        federation=FederationSettings(rounds=2, batch_size=32),
+        settings=fv.AuditSettings(victims=4, rounds=(1, 2)),
         backend="stacked",
     ).result
     sentence = found.verdict.sentences[2]
@@ -248,7 +248,7 @@ def test_an_audit_of_a_model_that_shares_batch_norm_claims_nothing():
         task,
         "dp-gaussian",
         "inverting-gradients:steps=2",
-        settings=fv.Audit(victims=2, batch_size=2),
+        settings=fv.AuditSettings(victims=2, batch_size=2),
         train=False,
         backend="stacked",
     ).result
@@ -281,7 +281,7 @@ def test_it_is_not_said_where_nothing_is_promised():
 def test_the_low_bits_are_those_of_every_type_in_the_update():
     task = small_task(norm=False, dtype=torch.bfloat16)
     task.model[2].double()
-    (found, *_) = exposures(task, Federation())
+    (found, *_) = exposures(task, FederationSettings())
     assert found.dtypes == ("bfloat16", "float64")
     assert "in bfloat16 and float64 the low bits" in statement(Chain.of("dp-gaussian"), found).paragraph
 
@@ -305,6 +305,8 @@ def running_text():
 def test_tasks_without_classes_have_a_statement_too(make, protocol):
     task = make()
     assert task.classes is None
-    found = statement(Chain.of("dp-sgd"), exposures(task, Federation(rounds=3, batch_size=2, protocol=protocol)))
+    found = statement(
+        Chain.of("dp-sgd"), exposures(task, FederationSettings(rounds=3, batch_size=2, protocol=protocol))
+    )
     assert found.epsilon > 0
     assert "for one training example over 3 rounds" in found.sentence

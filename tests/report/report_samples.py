@@ -26,7 +26,7 @@ from fedveil.auditing.result import (
     Verdict,
     Warned,
 )
-from fedveil.auditing.settings import Audit
+from fedveil.auditing.settings import AuditSettings
 from fedveil.auditing.verdict import judge
 from fedveil.tasks.holdings import Holdings
 
@@ -203,7 +203,9 @@ def full(attacks: tuple[str, ...] = ("inverting-gradients",), count: int = 32) -
         label_names=CLASSES,
         holdings=held(4, ["t-shirt/top", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "bag"], 0.5),
         defense=card(),
-        verdict=judge(rows, cost, "Formal guarantee: none.", settings=Audit(victims=count), among=100, config=CONFIG),
+        verdict=judge(
+            rows, cost, "Formal guarantee: none.", settings=AuditSettings(victims=count), among=100, config=CONFIG
+        ),
         rows=rows,
         identified_among=100,
         cost=cost,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fedveil.auditing.result import Estimate, Images, Result
-from fedveil.auditing.settings import Audit
+from fedveil.auditing.settings import AuditSettings
 from fedveil.auditing.verdict import judge
 from fedveil.report import render, write_report
 
@@ -103,7 +103,7 @@ def with_all_warnings() -> tuple[Result, Images]:
         cost,
         "Formal guarantee: ε = 3.2 at δ = 1e-05 for one training example over 30 rounds (PLD accountant). From one "
         "update no attacker at all can pick the right one of 100 more often than 20 % of the time.",
-        settings=Audit(victims=32, attackers="naive"),
+        settings=AuditSettings(victims=32, attackers="naive"),
         among=100,
         config=CONFIG,
     )

@@ -155,7 +155,7 @@ def test_a_normalized_data_set_can_be_audited() -> None:
     inputs, _ = made.train.batch([0])
     assert any(torch.equal(inputs[0], data[place][0]) for place in range(160))  # type: ignore[arg-type]
     outcome = fv.audit(
-        made, None, fv.InvertingGradients(steps=2), settings=fv.Audit(victims=2, reference="none"), train=False
+        made, None, fv.InvertingGradients(steps=2), settings=fv.AuditSettings(victims=2, reference="none"), train=False
     )
     shown = torch.from_numpy(outcome.images.originals)
     assert any(torch.allclose(shown[0], data.pixels[place], atol=1e-5) for place in range(160))

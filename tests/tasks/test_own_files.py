@@ -140,7 +140,7 @@ def test_the_description_rebuilds_it_in_any_folder(
 def test_changed_files_are_other_tasks(own: Path) -> None:
     def checked() -> dict[str, object]:
         made = task(f"{own}:hospitals", model=f"{own}:Net")
-        return configuration(made, Chain(), fv.Federation(), seed=0)
+        return configuration(made, Chain(), fv.FederationSettings(), seed=0)
 
     before = checked()
     assert "ReLU" in str(task("digits", model=f"{own}:Net").model)

@@ -51,8 +51,8 @@ def command_line(config: Mapping[str, Any], changes: Mapping[str, Any] | None = 
 
     Only what differs from the defaults is spelled out.
     """
-    from fedveil.auditing.settings import Audit  # these know of torch, which showing a result does not need
-    from fedveil.federation.settings import Federation
+    from fedveil.auditing.settings import AuditSettings  # these know of torch, which showing a result does not need
+    from fedveil.federation.settings import FederationSettings
     from fedveil.fields import field_values
 
     file = config_file(config)
@@ -67,8 +67,8 @@ def command_line(config: Mapping[str, Any], changes: Mapping[str, Any] | None = 
     words = ["fedveil", "audit", "--data", file["task"]["data"], "--model", file["task"]["model"]]
     plain = {
         "task": _TASK,
-        "federation": field_values(Federation()),
-        "audit": field_values(Audit()),
+        "federation": field_values(FederationSettings()),
+        "audit": field_values(AuditSettings()),
     }
     for section, defaults in plain.items():
         for name, default in defaults.items():
@@ -89,7 +89,7 @@ def _in_python(changes: Mapping[str, Any]) -> str:
     specs = [_spelled(attacks, each) for each in changes.get("attack", ())]
     attack = "attack" if not specs else repr(specs[0] if len(specs) == 1 else specs)
     audit = [f"{key.removeprefix('audit.')}={value!r}" for key, value in changes.items() if key.startswith("audit.")]
-    settings = [f"settings=fedveil.Audit({', '.join(audit)})"] if audit else []
+    settings = [f"settings=fedveil.AuditSettings({', '.join(audit)})"] if audit else []
     return f"fedveil.audit({', '.join(['task', 'defense', attack, *settings, '...'])})"
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any, Self
 
 from fedveil.attacks.base import Attack
-from fedveil.auditing.settings import Audit
+from fedveil.auditing.settings import AuditSettings
 from fedveil.clients.engine import Backend
 from fedveil.defenses.base import Defense
 from fedveil.defenses.chain import Chain
 from fedveil.errors import FedveilError
-from fedveil.federation.settings import Federation
+from fedveil.federation.settings import FederationSettings
 from fedveil.fields import field_values
 from fedveil.registry import attacks as attack_registry
 from fedveil.registry import defenses as defense_registry
@@ -27,8 +27,8 @@ class Asked:
     task: Task
     chain: Chain
     attacks: tuple[Attack, ...]
-    federation: Federation
-    settings: Audit
+    federation: FederationSettings
+    settings: AuditSettings
     seed: int = 0
     backend: Backend = "auto"
     device: str = "cpu"

@@ -12,7 +12,7 @@ from fedveil.attacks.matching import Matching
 from fedveil.auditing.asked import Asked
 from fedveil.auditing.attacking import states_any_knowledge
 from fedveil.auditing.judges import check_judges
-from fedveil.auditing.settings import Audit
+from fedveil.auditing.settings import AuditSettings
 from fedveil.errors import FedveilError
 from fedveil.tasks.normalization import Normalization
 from fedveil.tasks.task import Task
@@ -112,7 +112,7 @@ def _wrong_choice(choices: Matching) -> str | None:
     return None
 
 
-def _check_victims(task: Task, settings: Audit) -> None:
+def _check_victims(task: Task, settings: AuditSettings) -> None:
     """Victims are dealt out over the clients in turn: each must have enough examples of its own."""
     for client, places in enumerate(task.clients):
         batches = len(range(client, settings.victims, len(task.clients)))

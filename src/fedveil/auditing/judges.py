@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from fedveil.auditing.settings import Audit
+from fedveil.auditing.settings import AuditSettings
 from fedveil.errors import FedveilError
 from fedveil.leakage.lpips import load
 from fedveil.leakage.reference import reference
@@ -14,7 +14,7 @@ from fedveil.leakage.score import Classifier
 from fedveil.tasks.task import Task
 
 
-def check_judges(task: Task, settings: Audit) -> None:
+def check_judges(task: Task, settings: AuditSettings) -> None:
     """Refuse an LPIPS distance whose weights are missing or damaged, or that cannot take these pictures."""
     if settings.lpips == "none":
         return
@@ -24,7 +24,7 @@ def check_judges(task: Task, settings: Audit) -> None:
 
 
 def compared_by(
-    task: Task, settings: Audit
+    task: Task, settings: AuditSettings
 ) -> tuple[Classifier | None, Callable[[Tensor, Tensor], Tensor] | None, list[str]]:
     """The reference classifier and the LPIPS distance that an audit asks for, and a sentence on each."""
     words = []

@@ -13,7 +13,7 @@ from fedveil.attacks.problem import LocalSteps
 from fedveil.auditing.asked import Asked
 from fedveil.auditing.attacking import Scene
 from fedveil.auditing.scoring import Truths
-from fedveil.auditing.settings import Audit
+from fedveil.auditing.settings import AuditSettings
 from fedveil.clients.engine import Engine
 from fedveil.defenses.base import Facts
 from fedveil.errors import FedveilError
@@ -147,7 +147,7 @@ def truths(asked: Asked, observed: list[Observed], normalization: Normalization)
     )
 
 
-def _held_out(task: Task, settings: Audit, most: int = 20_000) -> Examples:
+def _held_out(task: Task, settings: AuditSettings, most: int = 20_000) -> Examples:
     """Images that no victim holds: the test examples, less those that are victims themselves."""
     taken = settings.victims * settings.batch_size if settings.source == "test" else 0
     return task.test.subset(list(range(taken, min(len(task.test), taken + most))))

@@ -227,9 +227,8 @@ class Images:
 
 def save_result(result: Result, images: Images, folder: Path) -> None:
     """Write `result.json` and `images.safetensors` into a folder, each at once or not at all."""
-    from safetensors.numpy import save
-
     from fedveil.files import write_atomically
+    from fedveil.tensors import write_safetensors  # imports torch, which reading a result does not need
 
     tensors: dict[str, NDArray[Any]] = {
         "originals": np.ascontiguousarray(images.originals, dtype=np.float32),
@@ -237,7 +236,7 @@ def save_result(result: Result, images: Images, folder: Path) -> None:
     }
     for (attack, role), pictures in images.reconstructions.items():
         tensors[f"reconstruction/{attack}/{role}"] = np.ascontiguousarray(pictures, dtype=np.float32)
-    write_atomically(folder / "images.safetensors", save(tensors))
+    write_safetensors(folder / "images.safetensors", tensors)
     write_atomically(folder / "result.json", result.model_dump_json(indent=1).encode())
 
 

@@ -26,7 +26,7 @@ from fedveil.auditing.provenance import provenance
 from fedveil.auditing.result import AttackRun, Images, Result, Role, Row
 from fedveil.auditing.scoring import Truths, rows_by_round, score_attack, score_given
 from fedveil.auditing.sentences import at_most
-from fedveil.auditing.settings import Audit
+from fedveil.auditing.settings import AuditSettings
 from fedveil.auditing.stages import both, round_of, stages_of, training_stages
 from fedveil.auditing.verdict import judge, strongest
 from fedveil.auditing.words import assumptions, attacked_words, defense_card, not_given, not_tried, protocol_words
@@ -38,7 +38,7 @@ from fedveil.federation.perturbation import perturbation
 from fedveil.federation.progress import watch_with
 from fedveil.federation.rehearsal import dry_step
 from fedveil.federation.run import Run, engine_for, federate
-from fedveil.federation.settings import Federation
+from fedveil.federation.settings import FederationSettings
 from fedveil.federation.steps import Plan
 from fedveil.ledger.exposure import exposures
 from fedveil.ledger.picking import most_picked
@@ -55,8 +55,8 @@ def audit(
     defense: Defense | Chain | Sequence[Defense] | str | None = None,
     attack: Attack | str | Sequence[Attack | str] = "inverting-gradients",
     *,
-    federation: Federation | None = None,
-    settings: Audit | None = None,
+    federation: FederationSettings | None = None,
+    settings: AuditSettings | None = None,
     seed: int = 0,
     backend: Backend = "auto",
     device: str = "cpu",
@@ -82,8 +82,8 @@ def audit(
         task=task,
         chain=read_defense(defense),
         attacks=read_attacks(attack),
-        federation=federation or Federation(),
-        settings=settings or Audit(),
+        federation=federation or FederationSettings(),
+        settings=settings or AuditSettings(),
         seed=seed,
         backend=backend,
         device=device,

@@ -10,7 +10,7 @@ import numpy as np
 from fedveil.auditing.finding import Finding
 from fedveil.auditing.result import Cost, Estimate, Row, Warned
 from fedveil.auditing.scoring import estimate
-from fedveil.auditing.settings import Audit
+from fedveil.auditing.settings import AuditSettings
 from fedveil.leakage.intervals import Interval, bootstrap
 
 FEW_IMAGES = 30  # below this intervals are rough
@@ -22,7 +22,7 @@ STILL_LEARNING = 0.02  # a gain of accuracy in the last round that says that tra
 
 
 def leakage(
-    rows: list[Row], worst: Finding, settings: Audit, among: int, uninformed: Sequence[str]
+    rows: list[Row], worst: Finding, settings: AuditSettings, among: int, uninformed: Sequence[str]
 ) -> tuple[str, Estimate | None]:
     """The first sentence, and the share of recognizable pictures in it."""
     lead, measure = worst.lead, worst.measure
@@ -44,7 +44,7 @@ def leakage(
     return _begin(f"{told} Undefended: {share(worst.ceiling.metrics[measure])}."), recognizable
 
 
-def recognizable_share(row: Row, settings: Audit) -> Estimate | None:
+def recognizable_share(row: Row, settings: AuditSettings) -> Estimate | None:
     """The share of a row's pictures that are nearest to the right image and like it enough; None without SSIM."""
     if "ssim" not in row.values or "identified" not in row.values:
         return None
@@ -54,7 +54,7 @@ def recognizable_share(row: Row, settings: Audit) -> Estimate | None:
     return estimate(bootstrap(both, groups=groups))
 
 
-def notes(worst: Finding, settings: Audit, recognizable: bool) -> list[str]:
+def notes(worst: Finding, settings: AuditSettings, recognizable: bool) -> list[str]:
     """What the words of the first sentence mean, and how far they reach."""
     found = []
     if recognizable:
@@ -102,7 +102,7 @@ def _time(found: Cost) -> str:
     return f"; a round takes {ratio} {interval}"
 
 
-def warnings(found: Cost, settings: Audit, uninformed: Sequence[str], lead: Row) -> list[Warned]:
+def warnings(found: Cost, settings: AuditSettings, uninformed: Sequence[str], lead: Row) -> list[Warned]:
     """Where a number says nothing, and where a cost is large."""
     told = _on_accuracy(found, settings)
     if found.rounds and found.slowdown and found.slowdown_interval is None:
@@ -118,7 +118,7 @@ def warnings(found: Cost, settings: Audit, uninformed: Sequence[str], lead: Row)
     return told
 
 
-def _on_accuracy(found: Cost, settings: Audit) -> list[Warned]:
+def _on_accuracy(found: Cost, settings: AuditSettings) -> list[Warned]:
     if found.rounds == 0 or found.undefended is None:
         return []
     told = _on_learning(found, found.undefended)
@@ -161,7 +161,7 @@ def _last_gain(found: Cost) -> float:
     return measured[-1] - measured[-2] if len(measured) > 1 else 0.0
 
 
-def thresholds(settings: Audit, found: Cost) -> list[str]:
+def thresholds(settings: AuditSettings, found: Cost) -> list[str]:
     """What the words were decided by, as set for this audit."""
     told = [
         f"exposed: the lower end of the interval is above {percent(settings.exposed_above)}",

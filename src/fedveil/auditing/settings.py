@@ -8,7 +8,7 @@ from fedveil.fields import Count, NonNegative, Probability, declared
 
 
 @declared
-class Audit:
+class AuditSettings:
     """The settings of an audit beside the task, the defense, the attack and the federation.
 
     Victims are updates: each is what one client would share of one batch at the model of an attacked round. Round 1

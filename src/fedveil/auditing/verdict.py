@@ -11,7 +11,7 @@ from fedveil.auditing.finding import Finding, Reason
 from fedveil.auditing.power import about, changes, images_needed
 from fedveil.auditing.result import MEASURES, Answer, Cost, Role, Row, Status, Verdict, recovers
 from fedveil.auditing.sentences import percent, points, share
-from fedveil.auditing.settings import Audit
+from fedveil.auditing.settings import AuditSettings
 from fedveil.leakage.floors import better_floor
 from fedveil.leakage.intervals import Interval, paired
 
@@ -40,7 +40,7 @@ def judge(
     cost: Cost,
     guarantee: str,
     *,
-    settings: Audit,
+    settings: AuditSettings,
     among: int,
     config: Mapping[str, Any] | None = None,
     uninformed: Sequence[str] = (),
@@ -77,7 +77,7 @@ def judge(
     )
 
 
-def _judge_round(rows: list[Row], settings: Audit, uninformed: Sequence[str]) -> Finding:
+def _judge_round(rows: list[Row], settings: AuditSettings, uninformed: Sequence[str]) -> Finding:
     """The finding that shows most, over attacks and measures."""
     found = []
     for ceiling in (row for row in rows if row.role == "ceiling"):
@@ -92,7 +92,7 @@ def _judge_round(rows: list[Row], settings: Audit, uninformed: Sequence[str]) ->
 
 
 def _judge_measure(
-    lead: Row, ceiling: Row, floor: Row, measure: str, settings: Audit, uninformed: Sequence[str]
+    lead: Row, ceiling: Row, floor: Row, measure: str, settings: AuditSettings, uninformed: Sequence[str]
 ) -> Finding:
     groups = groups_of(lead, settings.batch_size)
 
@@ -151,7 +151,7 @@ def _judge_measure(
 
 
 def _to_show_the_attack(
-    ceiling: Row, floor: Row, measure: str, groups: list[int], top: Interval, settings: Audit
+    ceiling: Row, floor: Row, measure: str, groups: list[int], top: Interval, settings: AuditSettings
 ) -> int | None:
     """How many images would show that the undefended attack works; None where that is not to be expected."""
     gained, lost, worth = changes(ceiling, floor, measure, groups)
@@ -167,7 +167,7 @@ def _to_show_the_attack(
 
 
 def _next_step(
-    worst: Finding, settings: Audit, config: Mapping[str, Any], uninformed: Sequence[str]
+    worst: Finding, settings: AuditSettings, config: Mapping[str, Any], uninformed: Sequence[str]
 ) -> tuple[str, dict[str, Any] | None]:
     """What would settle an open verdict, in words and as changes of the configuration."""
     if worst.reason == "few images":
@@ -185,7 +185,7 @@ def _next_step(
     return "", None
 
 
-def _stronger_attack(name: str, settings: Audit, config: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+def _stronger_attack(name: str, settings: AuditSettings, config: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """What to try when an attack fails without a defense too."""
     if settings.batch_size > 1:
         return "Attack updates of a single image first: they are the easiest.", {"audit.batch_size": 1}

@@ -9,11 +9,11 @@ from torch import nn
 
 from fedveil.attacks.base import Attack
 from fedveil.auditing.result import Assumption, DefenseCard
-from fedveil.auditing.settings import Audit
+from fedveil.auditing.settings import AuditSettings
 from fedveil.defenses.base import Defense, Place
 from fedveil.defenses.chain import Chain
 from fedveil.federation.history import Perturbation
-from fedveil.federation.settings import Federation
+from fedveil.federation.settings import FederationSettings
 from fedveil.fields import field_values
 from fedveil.ledger.statement import Statement
 from fedveil.registry import attacks as attack_registry
@@ -35,14 +35,14 @@ _LABELS = {
 }
 
 
-def protocol_words(task: Task, federation: Federation) -> str:
+def protocol_words(task: Task, federation: FederationSettings) -> str:
     """The protocol in a few words: "FedSGD, 4 clients, batch 8"."""
     name = {"fedsgd": "FedSGD", "fedavg": "FedAvg"}[federation.protocol]
     local = f", {federation.local_epochs} local epochs" if federation.local_epochs > 1 else ""
     return f"{name}, {len(task.clients)} clients, batch {federation.batch_size}{local}"
 
 
-def attacked_words(task: Task, federation: Federation, settings: Audit) -> str:
+def attacked_words(task: Task, federation: FederationSettings, settings: AuditSettings) -> str:
     """What was attacked: "16 updates of one image each, at the untrained model"."""
     size, count = settings.batch_size, settings.victims
     images = "one image" if size == 1 else f"{size} images"
@@ -58,7 +58,7 @@ def attacked_words(task: Task, federation: Federation, settings: Audit) -> str:
 
 
 def assumptions(
-    task: Task, chain: Chain, attacks: Sequence[Attack], federation: Federation, settings: Audit
+    task: Task, chain: Chain, attacks: Sequence[Attack], federation: FederationSettings, settings: AuditSettings
 ) -> list[Assumption]:
     """The threat model, switch by switch."""
     labels = sorted({attack.choices().labels for attack in attacks})
@@ -136,7 +136,9 @@ def not_given(task: Task) -> list[str]:
     return items + (["the statistics of the victim's batch"] if _batch_norm(task.model) else [])
 
 
-def not_tried(chain: Chain, chosen: Sequence[Attack], federation: Federation, settings: Audit) -> list[str]:
+def not_tried(
+    chain: Chain, chosen: Sequence[Attack], federation: FederationSettings, settings: AuditSettings
+) -> list[str]:
     """What a stronger attacker might do: absence here is no evidence of safety."""
     others = sorted(attack_registry.entries().keys() - {attack.name for attack in chosen})
     items = [f"the attacks {', '.join(others)}"] if others else []

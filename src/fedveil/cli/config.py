@@ -16,13 +16,13 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from fedveil.attacks.base import Attack
 from fedveil.attacks.inverting_gradients import InvertingGradients
-from fedveil.auditing.settings import Audit
+from fedveil.auditing.settings import AuditSettings
 from fedveil.cli.options import SETTINGS, Command, Given
 from fedveil.clients.engine import BACKENDS, Backend
 from fedveil.defenses.base import Defense
 from fedveil.defenses.chain import Chain
-from fedveil.errors import FedveilError, unknown_name
-from fedveil.federation.settings import Federation
+from fedveil.errors import FedveilError, one_line, unknown_name
+from fedveil.federation.settings import FederationSettings
 from fedveil.fields import Count, field_values, problems
 from fedveil.registry import attacks, datasets, defenses, models
 from fedveil.tasks.own_files import Reference, is_reference
@@ -81,8 +81,8 @@ class Config(BaseModel):
     quiet: bool = False
     fail_if: tuple[str, ...] = ()
     task: TaskSection = TaskSection()
-    federation: Federation = Federation()
-    audit: Audit = Audit()
+    federation: FederationSettings = FederationSettings()
+    audit: AuditSettings = AuditSettings()
     defense: tuple[Defense, ...] = ()
     attack: tuple[Attack, ...] = (InvertingGradients(),)
     trains: bool = Field(default=True, exclude=True)  # not a key: rounds = 0 says no
@@ -129,7 +129,7 @@ class Config(BaseModel):
         try:
             torch.zeros(1, device=value).item()  # read back: some devices hold no numbers
         except (RuntimeError, AssertionError, NotImplementedError) as error:
-            reason = str(error).strip().partition("\n")[0].partition(". ")[0].rstrip(".")
+            reason = one_line(error).partition(". ")[0].rstrip(".")
             reason = "there is no such kind" if reason.startswith("Expected one of") else reason
             raise ValueError(f"device '{value}' cannot be used here ({reason}): use cpu") from None
         return value
@@ -277,8 +277,8 @@ def _merged(data: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
 def _sections() -> dict[str, list[str]]:
     return {
         "task": list(TaskSection.model_fields),
-        "federation": [field.name for field in dataclasses.fields(Federation)],
-        "audit": [field.name for field in dataclasses.fields(Audit)],
+        "federation": [field.name for field in dataclasses.fields(FederationSettings)],
+        "audit": [field.name for field in dataclasses.fields(AuditSettings)],
     }
 
 

@@ -99,12 +99,7 @@ class OneLine(logging.Handler):
     """Each record as one line on standard error, wherever that points by then."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        print(f"fedveil: {record.levelname.lower()}: {one_line(record.getMessage())}", file=sys.stderr)
-
-
-def one_line(text: str) -> str:
-    """The text without line breaks, nor anything else that a terminal would act upon."""
-    return printable(" ".join(text.split()))
+        print(f"fedveil: {record.levelname.lower()}: {printable(record.getMessage())}", file=sys.stderr)
 
 
 def debugging() -> bool:

@@ -12,10 +12,10 @@ from typing import Annotated, Any
 import typer
 
 from fedveil.cli import data as data_command
-from fedveil.cli.display import Stopped, debugging, one_line, set_up_logging
+from fedveil.cli.display import Stopped, debugging, set_up_logging
 from fedveil.cli.listing import KINDS, kinds_like, names_like, show_list
 from fedveil.cli.options import SETTINGS, Given, names_of, with_settings
-from fedveil.errors import FedveilError, unknown_name
+from fedveil.errors import FedveilError, printable, unknown_name
 from fedveil.memory import keep_freed_memory
 from fedveil.ownership import owned
 from fedveil.signals import Signaled, exit_code, hear_signals, heard
@@ -86,7 +86,7 @@ def _usage(error: Any) -> str:
 
 
 def _fail(message: str, code: int) -> int:
-    print(f"fedveil: {one_line(message)}", file=sys.stderr)
+    print(f"fedveil: {printable(message)}", file=sys.stderr)
     return code
 
 

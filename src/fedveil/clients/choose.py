@@ -25,7 +25,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fedveil.clients.compiling import compiler_found
 from fedveil.clients.engine import BACKENDS, Backend, Chosen, Engine, Loss
-from fedveil.errors import FedveilError, unknown_name
+from fedveil.errors import FedveilError, one_line, unknown_name
 from fedveil.files import write_atomically
 from fedveil.streams import Streams
 from fedveil.tasks.cache import cache_folder
@@ -133,7 +133,7 @@ def _why_not_stacked(engine: Engine, sample: tuple[Inputs, Tensor]) -> str | Non
     try:
         _one_step(engine, 2, sample)
     except Exception as error:  # whatever a foreign module raises under vmap is the reason
-        return str(error).strip().partition("\n")[0][:200] or type(error).__name__
+        return one_line(error)
     return None
 
 

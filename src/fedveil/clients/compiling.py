@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from fedveil.errors import one_line
+
 log = logging.getLogger("fedveil")
 
 
@@ -46,7 +48,7 @@ def compile_once(function: Callable[..., Any], name: str, *, keep_layout: bool =
                 return result
             except Exception as error:  # the compiler's own errors share no base class
                 failed = True
-                log.warning("%s runs uncompiled: %s", name, str(error).strip().partition("\n")[0])
+                log.warning("%s runs uncompiled: %s", name, one_line(error))
         return function(*arguments)
 
     return run
@@ -94,6 +96,6 @@ def compiler_found() -> bool:
             _compiler.append(True)
         except Exception as error:  # torch raises InvalidCxxCompiler, a class that moved between releases
             _compiler.append(False)
-            reason = str(error).strip().partition("\n")[0]
+            reason = one_line(error)
             log.warning("no C++ compiler was found (%s): going on uncompiled; install g++ for speed", reason)
     return _compiler[0]

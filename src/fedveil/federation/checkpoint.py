@@ -22,7 +22,7 @@ from fedveil.defenses.chain import Chain, ClientStates, States
 from fedveil.errors import FedveilError
 from fedveil.federation.history import RoundRecord, Utility
 from fedveil.federation.server import Server
-from fedveil.federation.settings import Federation
+from fedveil.federation.settings import FederationSettings
 from fedveil.federation.tensorfile import Header, grouped, prefixed, read_tensors, write_tensors
 from fedveil.fields import field_values
 from fedveil.tasks.task import Task
@@ -73,7 +73,7 @@ class Machinery:
     chunk: int
 
 
-def configuration(task: Task, chain: Chain, settings: Federation, seed: int) -> dict[str, Any]:
+def configuration(task: Task, chain: Chain, settings: FederationSettings, seed: int) -> dict[str, Any]:
     """Everything that a run's outcome depends on, as plain data."""
     members = hashlib.sha256()
     for places in task.clients:

@@ -10,7 +10,7 @@ from fedveil.clients.engine import Chosen, Engine
 from fedveil.defenses.chain import Chain
 from fedveil.federation.local import Chunk, Trained, train_chunk
 from fedveil.federation.observers import Observer
-from fedveil.federation.settings import Federation
+from fedveil.federation.settings import FederationSettings
 from fedveil.federation.steps import Plan
 from fedveil.tasks.task import Task
 from fedveil.workers import Place, shared, tick
@@ -22,7 +22,7 @@ class Job:
 
     task: Place  # where the workers find it
     chain: Chain
-    settings: Federation
+    settings: FederationSettings
     seed: int
     backend: Chosen
     size: int  # of whole chunks

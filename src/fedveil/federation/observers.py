@@ -11,14 +11,14 @@ from fedveil.progress import Report, Stage
 if TYPE_CHECKING:
     from fedveil.federation.history import RoundRecord
     from fedveil.federation.run import Run
-    from fedveil.federation.settings import Federation
+    from fedveil.federation.settings import FederationSettings
     from fedveil.tasks.task import Task
 
 
 class Observer:
     """Does nothing at every hook; override those you need. What a hook raises ends the run."""
 
-    def on_start(self, task: Task, settings: Federation, done: list[RoundRecord]) -> None:
+    def on_start(self, task: Task, settings: FederationSettings, done: list[RoundRecord]) -> None:
         """Before the first round; `done` holds the rounds of an earlier process when a run is resumed."""
 
     def on_round_start(self, number: int, clients: list[int]) -> None:

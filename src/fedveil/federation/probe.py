@@ -16,7 +16,7 @@ from fedveil.defenses.updates import as_gradient
 from fedveil.errors import FedveilError
 from fedveil.federation.local import local_round
 from fedveil.federation.schedule import batches, epoch_orders, windows
-from fedveil.federation.settings import Federation
+from fedveil.federation.settings import FederationSettings
 from fedveil.federation.steps import Outcome, Plan, equal_groups, group_step, join
 from fedveil.tasks.examples import Examples
 from fedveil.tasks.inputs import Inputs
@@ -66,7 +66,7 @@ class _Part:
 def probe(
     task: Task,
     defense: Defense | Chain | Sequence[Defense] | str | None,
-    settings: Federation,
+    settings: FederationSettings,
     *,
     params: Row,
     buffers: Row,

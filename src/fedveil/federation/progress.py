@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fedveil.federation.history import RoundRecord
 from fedveil.federation.observers import Observer, Watch
-from fedveil.federation.settings import Federation
+from fedveil.federation.settings import FederationSettings
 from fedveil.progress import Meter
 from fedveil.tasks.task import Task
 
@@ -17,7 +17,7 @@ class ProgressBar(Observer):
         self._label = label
         self._rounds = 0
 
-    def on_start(self, task: Task, settings: Federation, done: list[RoundRecord]) -> None:
+    def on_start(self, task: Task, settings: FederationSettings, done: list[RoundRecord]) -> None:
         self._rounds = settings.rounds
         self._meter.update(len(done), self._rounds)
 

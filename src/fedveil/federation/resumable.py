@@ -15,12 +15,18 @@ from fedveil.errors import FedveilError
 from fedveil.federation.checkpoint import Machinery, Progress
 from fedveil.federation.history import RoundRecord, Utility
 from fedveil.federation.schedule import sampled_clients
-from fedveil.federation.settings import Federation
+from fedveil.federation.settings import FederationSettings
 from fedveil.tasks.task import Task
 
 
 def check_resumable(
-    path: Path, progress: Progress, machinery: Machinery, task: Task, chain: Chain, settings: Federation, seed: int
+    path: Path,
+    progress: Progress,
+    machinery: Machinery,
+    task: Task,
+    chain: Chain,
+    settings: FederationSettings,
+    seed: int,
 ) -> None:
     """Refuse a checkpoint whose contents this run cannot have written, naming the first thing that is wrong."""
     for wrong in (
@@ -39,7 +45,7 @@ def _wrong_machinery(machinery: Machinery, task: Task) -> Iterator[str]:
         yield f"it stacks {machinery.chunk} clients at a time, not 1 to {most}"
 
 
-def _wrong_tensors(progress: Progress, task: Task, settings: Federation) -> Iterator[str]:
+def _wrong_tensors(progress: Progress, task: Task, settings: FederationSettings) -> Iterator[str]:
     server = progress.server
     params, buffers = _own(task)
     yield from _misfits("weights", server.params, params)
@@ -97,7 +103,7 @@ def _wrong_states(states: ClientStates, chain: Chain, clients: int) -> Iterator[
                 yield from _not_finite(f"{name!r:.60} that client {client} remembers", tensor)
 
 
-def _wrong_history(progress: Progress, task: Task, settings: Federation, seed: int) -> Iterator[str]:
+def _wrong_history(progress: Progress, task: Task, settings: FederationSettings, seed: int) -> Iterator[str]:
     history, clients = progress.history, len(task.clients)
     if not 1 <= len(history) <= settings.rounds:
         yield f"it tells of {len(history)} rounds, not 1 to {settings.rounds}"
@@ -129,7 +135,7 @@ def _wrong_utility(where: str, utility: Utility, metric: str) -> Iterator[str]:
             yield f"a utility of {where} is {value!s:.60}, no fraction"
 
 
-def _wrong_best(progress: Progress, task: Task, settings: Federation) -> Iterator[str]:
+def _wrong_best(progress: Progress, task: Task, settings: FederationSettings) -> Iterator[str]:
     """The best round and whether to stop follow from the history."""
     best, stopped = 0, False
     if settings.patience is not None:

@@ -32,7 +32,7 @@ from fedveil.federation.rehearsal import dry_step
 from fedveil.federation.resumable import check_resumable
 from fedveil.federation.schedule import sampled_clients
 from fedveil.federation.server import Server
-from fedveil.federation.settings import Federation
+from fedveil.federation.settings import FederationSettings
 from fedveil.federation.steps import Plan
 from fedveil.ownership import owned
 from fedveil.progress import Meter, style_for
@@ -71,7 +71,7 @@ class Run:
 def federate(
     task: Task,
     defense: Defense | Chain | Sequence[Defense] | str | None,
-    settings: Federation,
+    settings: FederationSettings,
     *,
     seed: int = 0,
     backend: Backend = "auto",
@@ -122,7 +122,7 @@ def federate(
 def checked_plan(
     task: Task,
     chain: Chain,
-    settings: Federation,
+    settings: FederationSettings,
     *,
     seed: int,
     backend: Backend,
@@ -140,7 +140,7 @@ def checked_plan(
     return replace(plan, workers=workers, task_place=workers.share(task)) if several else plan
 
 
-def _several(pool: Workers, task: Task, settings: Federation, device: str | torch.device) -> bool:
+def _several(pool: Workers, task: Task, settings: FederationSettings, device: str | torch.device) -> bool:
     """Whether this run uses the pool's processes; what they cannot do is refused where they were asked for."""
     if settings.protocol == "fedsgd":
         if pool.forced:
@@ -156,16 +156,16 @@ def _several(pool: Workers, task: Task, settings: Federation, device: str | torc
     return pool.worth(lambda: predicted_seconds(task.model, _sample(task, settings, "cpu"), gradients))
 
 
-def _steps(task: Task, settings: Federation) -> int:
+def _steps(task: Task, settings: FederationSettings) -> int:
     """Of a client in a round, at most."""
     return settings.local_epochs * -(-max(len(places) for places in task.clients) // settings.batch_size)
 
 
-def _clients_of_a_round(task: Task, settings: Federation) -> int:
+def _clients_of_a_round(task: Task, settings: FederationSettings) -> int:
     return len(sampled_clients(0, len(task.clients), settings.sampling_rate, 1))
 
 
-def _sample(task: Task, settings: Federation, device: str | torch.device) -> tuple[Inputs, Tensor]:
+def _sample(task: Task, settings: FederationSettings, device: str | torch.device) -> tuple[Inputs, Tensor]:
     """A client's batch."""
     inputs, targets = task.train.batch(task.clients[0][: settings.batch_size])
     return map_inputs(lambda tensor: tensor.to(device), inputs), targets.to(device)
@@ -209,7 +209,7 @@ def _train(plan: Plan, store: Store | None, progress: Progress | None) -> Run:
 
 def engine_for(
     task: Task,
-    settings: Federation,
+    settings: FederationSettings,
     *,
     backend: Backend = "auto",
     device: str | torch.device = "cpu",
@@ -336,7 +336,7 @@ class Store:
         save_checkpoint(self.checkpoint, progress, self._chain, machinery, self._described)
         return stored
 
-    def captured(self, settings: Federation, history: list[RoundRecord]) -> list[Captured]:
+    def captured(self, settings: FederationSettings, history: list[RoundRecord]) -> list[Captured]:
         """What was captured in the rounds before a resume."""
         found = []
         for record in history:

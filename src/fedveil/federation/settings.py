@@ -15,14 +15,14 @@ Momentum = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
 
 
 @declared
-class Federation:
+class FederationSettings:
     """The settings of a run. Rounds count from 1.
 
     FedSGD exchanges one gradient per mini-batch: the server steps at once, with its own momentum and weight decay.
     FedAvg lets every client train `local_epochs` with its own momentum, reset each round, and then share its
     weights or their change.
 
-    >>> Federation(rounds=60, lr_steps=((51, 0.001),)).lr_at(51)
+    >>> FederationSettings(rounds=60, lr_steps=((51, 0.001),)).lr_at(51)
     0.001
     """
 

@@ -15,7 +15,7 @@ from fedveil.defenses.chain import Chain, ClientStates, States
 from fedveil.errors import FedveilError
 from fedveil.federation.capture import Captured
 from fedveil.federation.observers import Observer
-from fedveil.federation.settings import Federation
+from fedveil.federation.settings import FederationSettings
 from fedveil.intake import Intake
 from fedveil.streams import Streams
 from fedveil.tasks.examples import Examples
@@ -32,7 +32,7 @@ class Plan:
 
     task: Task
     chain: Chain
-    settings: Federation
+    settings: FederationSettings
     seed: int
     engine: Engine
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))

@@ -10,15 +10,13 @@ from typing import Any, TypeVar
 
 import pydantic
 import safetensors
-import safetensors.torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
-from fedveil.errors import FedveilError
+from fedveil.errors import FedveilError, one_line
 from fedveil.fields import problems
-from fedveil.files import write_atomically
 from fedveil.tasks.fingerprint import fingerprint
-from fedveil.tensors import own_memory, read_safetensors
+from fedveil.tensors import read_safetensors, write_safetensors
 
 KEY = "fedveil"  # the entry of the file's metadata that holds the header
 # The format sorts its tensors. Their order matters: a defense draws its noise tensor by tensor.
@@ -40,11 +38,8 @@ H = TypeVar("H", bound=Header)
 
 def write_tensors(path: Path, header: Header, tensors: Mapping[str, Tensor]) -> None:
     """Write the file, with its seal, whole or not at all."""
-    # Copies: rows of one stacked tensor share their memory, which the format does not allow.
-    apart = {name: own_memory(tensor.cpu()) for name, tensor in tensors.items()}
-    sealed = header.model_copy(update={"sha256": seal(header.model_dump_json(), apart)})
-    content = safetensors.torch.save(apart, metadata={KEY: sealed.model_dump_json(), ORDER: json.dumps(list(apart))})
-    write_atomically(path, content)
+    sealed = header.model_copy(update={"sha256": seal(header.model_dump_json(), tensors)})
+    write_safetensors(path, tensors, {KEY: sealed.model_dump_json(), ORDER: json.dumps(list(tensors))})
 
 
 def seal(header: str, tensors: Mapping[str, Tensor]) -> str:
@@ -79,8 +74,7 @@ def read_tensors(path: Path, header: type[H], expected: str, version: int) -> tu
     except pydantic.ValidationError as error:
         raise FedveilError(f"{path} is not a valid {what}: {problems(error)}") from None
     except (OSError, safetensors.SafetensorError, ValueError, RecursionError) as error:  # the last: nested too deeply
-        reason = str(error).strip().partition("\n")[0][:200]
-        raise FedveilError(f"{path} is damaged or not a {what}: {reason}") from None
+        raise FedveilError(f"{path} is damaged or not a {what}: {one_line(error)}") from None
 
 
 def _parse(metadata: Mapping[str, str]) -> dict[str, Any]:

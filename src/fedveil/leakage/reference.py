@@ -13,19 +13,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import safetensors
-import safetensors.torch
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from fedveil.errors import FedveilError
-from fedveil.files import write_atomically
 from fedveil.tasks.cache import cache_folder
 from fedveil.tasks.examples import Examples
 from fedveil.tasks.fingerprint import fingerprint
 from fedveil.tasks.randomness import derived_key, generator
 from fedveil.tasks.task import Task
-from fedveil.tensors import read_safetensors
+from fedveil.tensors import read_safetensors, write_safetensors
 
 log = logging.getLogger("fedveil")
 
@@ -170,6 +168,6 @@ def _keep(model: SmallNet, path: Path) -> None:
     recipe = {"steps": STEPS, "batch": BATCH, "rate": RATE}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, safetensors.torch.save(model.state_dict(), {"fedveil.reference": json.dumps(recipe)}))
+        write_safetensors(path, model.state_dict(), {"fedveil.reference": json.dumps(recipe)})
     except (OSError, FedveilError) as error:
         log.info("the reference classifier is not kept: %s", error)

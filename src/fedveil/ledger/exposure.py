@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from fedveil.defenses.guarantee import Exposure
 from fedveil.federation.schedule import sampled_clients
-from fedveil.federation.settings import Federation
+from fedveil.federation.settings import FederationSettings
 from fedveil.tasks.task import Task
 
 
 def exposures(
-    task: Task, federation: Federation, *, rounds: int | None = None, trained: int | None = None
+    task: Task, federation: FederationSettings, *, rounds: int | None = None, trained: int | None = None
 ) -> list[Exposure]:
     """What a client of each size sends over a run, for the ledger.
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.parameter import UninitializedParameter
 
-from fedveil.errors import FedveilError
-from fedveil.tasks.examples import Examples, one_line
+from fedveil.errors import FedveilError, one_line
+from fedveil.tasks.examples import Examples
 from fedveil.tasks.inputs import Inputs, as_arguments, leaf, leaves, map_inputs
 from fedveil.tasks.splits import Parts
 
@@ -66,7 +66,9 @@ def check_fit(model: nn.Module, loss: Loss, parts: Parts, perturb: str | None) -
             output = model(*arguments, **keywords)
         except Exception as error:  # a user's model may raise anything
             hint = _channels_hint(inputs)
-            raise FedveilError(f"the model does not take a batch of shape {shapes}{hint}: {one_line(error)}") from error
+            raise FedveilError(
+                f"the model does not take a batch of shape {shapes}{hint}: {one_line(error, typed=True)}"
+            ) from error
         width = output.shape[1] if isinstance(output, Tensor) and output.dim() == 2 else None
         single = width is not None and not parts.train.multi_label
         fits = single and all(_in_range(part, width or 0) for part in given)
@@ -82,7 +84,7 @@ def check_fit(model: nn.Module, loss: Loss, parts: Parts, perturb: str | None) -
         try:
             value = loss(output, targets)
         except Exception as error:
-            raise FedveilError(f"the loss fails on the model's output: {one_line(error)}") from error
+            raise FedveilError(f"the loss fails on the model's output: {one_line(error, typed=True)}") from error
     _check_loss(value)
     return width if fits and width != 1 else None
 

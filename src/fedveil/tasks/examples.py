@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from fedveil.errors import FedveilError
+from fedveil.errors import FedveilError, one_line
 from fedveil.tasks.arrays import as_label, as_tensors, join_labels
 from fedveil.tasks.fingerprint import Fingerprint
 from fedveil.tasks.image_files import ImageFiles
@@ -204,7 +204,7 @@ class DatasetExamples(Examples):
         try:
             item = self._dataset[place]
         except Exception as error:  # a user's data set may raise anything
-            raise FedveilError(f"reading example {place} of the data failed: {one_line(error)}") from error
+            raise FedveilError(f"reading example {place} of the data failed: {one_line(error, typed=True)}") from error
         if not isinstance(item, tuple | list) or len(item) != 2:
             shown = f"{len(item)} things" if isinstance(item, tuple | list) else type(item).__name__
             raise FedveilError(f"example {place} of the data is {shown}, expected a pair (input, label)")
@@ -248,12 +248,6 @@ class JoinedExamples(Examples):
 
     def _model_values(self, tensor: Tensor) -> Tensor:
         return tensor  # the sets have converted it
-
-
-def one_line(error: BaseException) -> str:
-    """An exception as its type and the first line of what it says."""
-    said = str(error).strip().partition("\n")[0]
-    return f"{type(error).__name__}: {said}" if said else type(error).__name__
 
 
 def _check_values(name: str | None, tensor: Tensor, place: int | None = None) -> None:

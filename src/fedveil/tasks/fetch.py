@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
 
-from fedveil.errors import FedveilError
+from fedveil.errors import FedveilError, one_line
 from fedveil.tasks.formats.archive import unpack
 from fedveil.tasks.formats.zip_archive import unpack_zip
 from fedveil.tasks.sources import Remote, Source, data_root, locate
@@ -86,13 +86,13 @@ def download(remote: Remote, folder: Path, progress: Progress | None = None, pat
             if error.code == 416 and _size(part):  # the part is not what the server has
                 part.unlink(missing_ok=True)
             elif error.code < 500 and error.code not in (408, 429):
-                said = _one_line(f"{error.code} {error.reason}")
+                said = one_line(f"{error.code} {error.reason}")
                 raise FedveilError(f"{remote.url}: the server says {said}: try again later") from None
             why = f"the server says {error.code}"
         except urllib.error.URLError as error:
-            why = _one_line(str(error.reason))
+            why = one_line(error.reason)
         except (http.client.HTTPException, ConnectionError, TimeoutError, ValueError) as error:
-            why = _one_line(str(error)) or type(error).__name__  # a ValueError: the server points to no address
+            why = one_line(error)  # a ValueError: the server points to no address
         except OSError as error:
             raise FedveilError(f"cannot write {part}: {error.strerror or error}") from None
     else:
@@ -168,11 +168,6 @@ def _receive(remote: Remote, part: Path, progress: Progress | None, timeout: flo
                 if progress is not None:
                     progress(remote.file, done, total)
     return done == total if total is not None else True
-
-
-def _one_line(text: str) -> str:
-    """What a server said, without what would move the cursor."""
-    return "".join(letter if letter.isprintable() else " " for letter in text[:200]).strip()
 
 
 def _continues(answer: http.client.HTTPResponse, start: int) -> bool:

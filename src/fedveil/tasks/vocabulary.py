@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from fedveil.errors import FedveilError
+from fedveil.errors import FedveilError, one_line
 from fedveil.files import write_atomically
 from fedveil.tasks.cache import cache_folder
 from fedveil.tasks.datasets.text import LoadedText
-from fedveil.tasks.examples import one_line
 
 log = logging.getLogger("fedveil")
 
@@ -77,7 +76,7 @@ def _from_folder(folder: Path) -> Any:
     except FedveilError:
         raise
     except Exception as error:  # the library raises bare exceptions
-        raise FedveilError(f"cannot read the tokenizer in {folder}: {one_line(error)}") from None
+        raise FedveilError(f"cannot read the tokenizer in {folder}: {one_line(error, typed=True)}") from None
     raise FedveilError(f"no tokenizer in {folder}: it has no tokenizer.json, vocab.txt, or vocab.json and merges.txt")
 
 
@@ -92,7 +91,7 @@ def _trained(texts: Sequence[str], pieces: Pieces, size: int) -> Any:
     try:
         return library.Tokenizer.from_file(str(path))
     except Exception as error:  # not there yet, or damaged: the library raises bare exceptions
-        log.debug("the vocabulary is trained: %s", one_line(error))
+        log.debug("the vocabulary is trained: %s", one_line(error, typed=True))
     made = _wordpiece(library, texts, size) if pieces == "wordpiece" else _byte_bpe(library, texts, size)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-from fedveil.errors import FedveilError
+from fedveil.errors import FedveilError, one_line
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP")
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp"})
@@ -44,8 +44,7 @@ def read_picture(path: Path, size: int, channels: int) -> NDArray[np.uint8]:
     except FedveilError:
         raise
     except Exception as error:  # Pillow's decoders raise OSError, SyntaxError, ValueError and others on damaged files
-        said = str(error).partition("\n")[0]
-        raise FedveilError(f"{path}: cannot read this picture: {said or type(error).__name__}") from None
+        raise FedveilError(f"{path}: cannot read this picture: {one_line(error)}") from None
     pixels: NDArray[Any] = np.asarray(_middle(colors, size))
     return np.ascontiguousarray(pixels[None] if channels == 1 else pixels.transpose(2, 0, 1))
 

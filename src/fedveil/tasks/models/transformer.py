@@ -9,9 +9,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from fedveil.errors import FedveilError
+from fedveil.errors import FedveilError, one_line
 from fedveil.fields import Count, Probability, declared
-from fedveil.tasks.examples import one_line
 from fedveil.tasks.models.base import ModelSpec
 from fedveil.tasks.vocabulary import Pieces, Vocabulary
 from fedveil.tensors import own_memory
@@ -85,7 +84,9 @@ class Transformer(ModelSpec):
         except FedveilError:
             raise
         except Exception as error:  # whatever the library finds wrong
-            raise FedveilError(f"{self.name}: cannot read the weights in {folder}: {one_line(error)}") from None
+            raise FedveilError(
+                f"{self.name}: cannot read the weights in {folder}: {one_line(error, typed=True)}"
+            ) from None
         known = network.get_input_embeddings().num_embeddings
         if known < vocabulary.size:
             raise FedveilError(

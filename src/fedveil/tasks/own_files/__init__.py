@@ -22,7 +22,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from fedveil.errors import FedveilError, unknown_name
+from fedveil.errors import FedveilError, one_line, unknown_name
 
 _REFERENCE = re.compile(r"(?P<path>.+\.py):(?P<name>[^:/\\]*)", re.DOTALL)
 _FIELDS = re.compile(r"[\w-]+:\s*[\w-]+\s*=")  # a registered name with fields
@@ -110,8 +110,7 @@ class _told:
         else:
             lines = [each.lineno for each in traceback.extract_tb(trace) if each.filename == str(self._path)]
             line = lines[-1] if lines else None
-            first = str(error).strip().partition("\n")[0]
-            said = first if isinstance(error, FedveilError) else f"{type(error).__name__}: {first}".rstrip(": ")
+            said = one_line(error, typed=True)
         where = f" line {line}" if line is not None else ""
         raise FedveilError(f"{self._path.name}{where}: {said}") from error
 
