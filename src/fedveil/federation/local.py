@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from fedveil.clients.engine import Row
+from fedveil.clients.engine import Tensors
 from fedveil.clients.sgd import at_rest, sgd_step
 from fedveil.defenses.chain import Chain, ClientStates
 from fedveil.federation.capture import Truth
@@ -36,7 +36,7 @@ class Chunk:
 
     clients: list[int]
     number: int  # of the round
-    start: Row  # the server's weights
+    start: Tensors  # the server's weights
     buffers: Tree
     states: ClientStates  # what they remember
     keep: frozenset[int] = frozenset()  # clients whose data are kept beside their upload
@@ -98,7 +98,8 @@ class Local:
     upload: Tree  # weights or their change, protected
     buffers: Tree
     traces: dict[int, Trace]
-    trained: dict[int, tuple[Row, Row]]  # weights before they were protected, and buffers, of those to be judged
+    # Of the clients to be judged: weights before they were protected, and buffers.
+    trained: dict[int, tuple[Tensors, Tensors]]
 
 
 def local_round(
@@ -108,7 +109,7 @@ def local_round(
     examples: Examples,
     clients: list[int],
     walks: Mapping[int, Sequence[Tensor]],  # each client's batches over all epochs, as places in `examples`
-    start: Row,
+    start: Tensors,
     buffers: Tree,
     number: int,
     outcome: Outcome,

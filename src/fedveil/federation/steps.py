@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedveil.clients.batch import ClientBatch, Shared
-from fedveil.clients.engine import Engine, Row
+from fedveil.clients.engine import Engine, Tensors
 from fedveil.defenses.chain import Chain, ClientStates, States
 from fedveil.errors import FedveilError
 from fedveil.federation.capture import Captured
@@ -190,7 +190,7 @@ class Outcome:
         """Add clients with the reasons why something of theirs was not taken."""
         self.refused = {**refused, **self.refused}  # the first reason stays
 
-    def note_traffic(self, exchanges: int, params: Row, buffers: Row, policy: Buffers) -> None:
+    def note_traffic(self, exchanges: int, params: Tensors, buffers: Tensors, policy: Buffers) -> None:
         """Add what so many exchanges of the model weigh; the policy says how its buffers travel (see `Task`)."""
         weights, others = size_in_bytes(params.values()), size_in_bytes(buffers.values())
         self.bytes_up += exchanges * (weights + others * (policy == "shared"))
@@ -297,7 +297,7 @@ def put_rows(tree: Tree, positions: Sequence[int], rows: Mapping[str, Tensor]) -
     return Tree({name: t.index_copy(0, index.to(t.device), rows[name]) for name, t in tree.items()})
 
 
-def own_row(tree: Tree, row: int) -> Row:
+def own_row(tree: Tree, row: int) -> Tensors:
     """One client's tensors as copies, which do not hold the whole stack in memory."""
     return {name: tensor.clone() for name, tensor in tree.row(row).items()}
 
