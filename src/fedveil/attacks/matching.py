@@ -148,7 +148,7 @@ class Matcher:
         self._simulate = problem.simulate
         self._local = problem.local
         self._before = before
-        self._shared = problem.params.shared or problem.count == 1
+        self._shared = problem.params.repeated or problem.count == 1
         # Numbers of large models take longer to read than to reckon with. Only where all victims have equal weights are
         # these left out: one function serves all.
         self._even = all(is_one_number(tensor) for tensor in problem.weight.values())

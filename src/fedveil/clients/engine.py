@@ -28,7 +28,7 @@ from fedveil.tasks.inputs import Inputs, as_arguments, leaf, map_inputs, take, w
 from fedveil.tree import Tree, size_in_bytes
 
 Backend = Literal["auto", "loop", "stacked", "compiled"]
-Chosen = Literal["loop", "stacked", "compiled"]  # what "auto" comes to
+ResolvedBackend = Literal["loop", "stacked", "compiled"]  # what "auto" comes to
 BACKENDS: tuple[Backend, ...] = ("auto", "loop", "stacked", "compiled")
 Loss = Callable[[Any, Tensor], Tensor]  # (model output, targets) -> mean loss of the batch
 Tensors = dict[str, Tensor]  # one client's tensors
@@ -81,7 +81,7 @@ class Engine:
         # multiplied by on the way back (half precision would lose small gradients). Results are not scaled.
         self.precision: Callable[[], AbstractContextManager[Any]] = nullcontext
         self.loss_scale = 1.0
-        self.backend: Chosen = backend
+        self.backend: ResolvedBackend = backend
         self.perturb = perturb
         size = size_in_bytes(self.model.parameters())
         self.chunk = chunk or max(1, min(MOST_STACKED, CACHE_BYTES // max(size, 1)))
@@ -378,7 +378,7 @@ class Engine:
         given = inputs if isinstance(inputs, Tensor) else dict(inputs)  # a tokenizer's mapping is no dict
         arguments = (dict(params), dict(buffers), keys, given, targets)
         # A single client's weights are one copy too; only where a graph for several copies exists is that one used.
-        shared = params.shared or (len(targets) == 1 and (kind, False) not in self._compiled_shapes)
+        shared = params.repeated or (len(targets) == 1 and (kind, False) not in self._compiled_shapes)
         parts = []
         for start in range(0, len(targets), self.chunk):
             part = map_nested(lambda t, start=start: t[start : start + self.chunk], arguments)  # type: ignore[misc]
@@ -390,7 +390,7 @@ class Engine:
     ) -> Any:
         count = len(targets)
         # Where all clients have one copy of the weights, it is lent to the model once.
-        weights = [params.row(0)] * count if params.shared else [params.row(k) for k in range(count)]
+        weights = [params.row(0)] * count if params.repeated else [params.row(k) for k in range(count)]
         clients = [
             (weights[k], buffers.row(k), {name: key[k] for name, key in keys.items()}, take(inputs, k), targets[k])
             for k in range(count)

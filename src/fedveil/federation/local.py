@@ -138,21 +138,21 @@ def local_round(
             done = group_step(plan, chain, states, members, mine, own, data, number, step, planned)
             moved, faster = sgd_step(
                 mine,
-                done.shared.update,
+                done.result.update,
                 velocity.rows(rows),
                 lr=settings.lr_at(number),
                 momentum=settings.momentum,
                 weight_decay=settings.weight_decay,
             )
             params, velocity = put_rows(params, rows, moved), put_rows(velocity, rows, faster)
-            buffers = put_rows(buffers, rows, done.shared.buffers)
+            buffers = put_rows(buffers, rows, done.result.buffers)
             outcome.note_loss(done)
             outcome.note_refused(done.refused)
             for row, client in enumerate(members):
                 if client in traces:
                     traces[client].inputs.append(take(done.inputs, row))
                     traces[client].targets.append(done.targets[row])
-                    traces[client].seen.append(take(done.shared.seen, row))
+                    traces[client].seen.append(take(done.result.seen, row))
         for observer in plan.observers:
             observer.on_step(number, step)
     update = params if settings.upload == "weights" else params - Tree.expand(start, len(clients))

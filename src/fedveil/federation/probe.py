@@ -227,7 +227,7 @@ def _answers(
     data = plan.read(examples, list(places.values()))
     done = group_step(plan, chain, states, clients, Tree.expand(params, len(clients)), own, data, number, wave)
     _require_taken(done.refused)
-    return _Part(done.shared.update, done.shared.buffers, done.inputs, done.targets, done.shared.seen)
+    return _Part(done.result.update, done.result.buffers, done.inputs, done.targets, done.result.seen)
 
 
 def _require_taken(refused: Mapping[int, str]) -> None:

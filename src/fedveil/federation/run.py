@@ -137,7 +137,7 @@ def checked_plan(
     plan = Plan(task, chain, settings, seed, engine, torch.device(device))
     plan.check()
     dry_step(plan)
-    return replace(plan, workers=workers, task_place=workers.share(task)) if several else plan
+    return replace(plan, workers=workers, lodged_task=workers.lodge(task)) if several else plan
 
 
 def _several(pool: Workers, task: Task, settings: Federation, device: str | torch.device) -> bool:
