@@ -154,12 +154,12 @@ def test_wrong_number_of_weights():
 
 def test_shared_is_seen_without_looking_at_values():
     row = {"w": torch.randn(5), "n": torch.tensor(3)}
-    assert Tree.expand(row, 4).shared
-    assert Tree.expand(row, 4).rows(slice(2)).shared
-    assert not Tree.expand(row, 1).shared  # one client alone shares with nobody
-    assert not Tree.stack([row, row]).shared
-    assert not Tree({**Tree.expand(row, 2), "x": torch.zeros(2, 1)}).shared
-    assert not (Tree.expand(row, 4) + Tree.expand(row, 4)).shared
+    assert Tree.expand(row, 4).repeated
+    assert Tree.expand(row, 4).rows(slice(2)).repeated
+    assert not Tree.expand(row, 1).repeated  # one client alone repeats nothing
+    assert not Tree.stack([row, row]).repeated
+    assert not Tree({**Tree.expand(row, 2), "x": torch.zeros(2, 1)}).repeated
+    assert not (Tree.expand(row, 4) + Tree.expand(row, 4)).repeated
     assert Tree.expand(row, 4)["w"].data_ptr() == row["w"].data_ptr()
 
 
@@ -184,7 +184,7 @@ def test_an_expanded_tree_can_be_sent_and_copied():
     for other in (pickle.loads(pickle.dumps(tree)), pickle.loads(pack(tree)), copy.deepcopy(tree)):
         assert same(other, tree)
         assert same(other.row(2), tree.row(2))
-        assert other.shared
+        assert other.repeated
     large = {"w": torch.randn(10_000)}
     assert len(pack(Tree.expand(large, 50))) < 1.1 * len(pack(large))
 
@@ -238,11 +238,11 @@ def test_per_client():
 @pytest.mark.parametrize(
     "index", [slice(1, 3), [0, 2, 2], torch.tensor([3, 1]), torch.tensor([True, False, True, True])]
 )
-def test_rows_of_a_shared_copy_stay_shared(index: slice | list[int] | torch.Tensor) -> None:
+def test_rows_of_a_repeated_copy_stay_repeated(index: slice | list[int] | torch.Tensor) -> None:
     shared = Tree.expand({"w": torch.arange(6.0).reshape(2, 3)}, 4)
     plain = Tree({"w": shared["w"].clone()})
     assert torch.equal(shared.rows(index)["w"], plain.rows(index)["w"])
-    assert shared.rows(index).shared
+    assert shared.rows(index).repeated
 
 
 # ---- all entries at once -----------------------------------------------------------------------------

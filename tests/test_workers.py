@@ -19,7 +19,7 @@ from torch import nn
 from fedveil.errors import FedveilError
 from fedveil.signals import STOPPING
 from fedveil.tree import Tree
-from fedveil.workers import Place, Workers, cores, pack, shared, tick
+from fedveil.workers import Lodged, Workers, cores, lodged_value, pack, tick
 from waiting import gone, wait_for
 
 
@@ -40,8 +40,8 @@ def ticking(job: int) -> None:
         tick()
 
 
-def read_twice(job: Place) -> bool:
-    return shared(job) is shared(job)
+def read_twice(job: Lodged) -> bool:
+    return lodged_value(job) is lodged_value(job)
 
 
 def failing(job: int) -> None:
@@ -68,9 +68,9 @@ def test_every_tick_is_told_once(pool: Workers) -> None:
 
 
 def test_a_shared_value_is_read_once_and_equal_values_have_one_place(pool: Workers) -> None:
-    place = pool.share({"weights": torch.arange(5)})
-    assert place == pool.share({"weights": torch.arange(5)})
-    assert place != pool.share({"weights": torch.arange(6)})
+    place = pool.lodge({"weights": torch.arange(5)})
+    assert place == pool.lodge({"weights": torch.arange(5)})
+    assert place != pool.lodge({"weights": torch.arange(6)})
     assert list(pool.map(read_twice, [place])) == [True]
 
 
@@ -95,16 +95,16 @@ KILLED = """
 import os, sys, time
 from pathlib import Path
 import torch
-from fedveil.workers import Workers, shared
+from fedveil.workers import Workers, lodged_value
 
 def job(place):
-    assert len(shared(place)) == 1000
+    assert len(lodged_value(place)) == 1000
     print(os.getpid(), flush=True)
     time.sleep(3600)
 
 if __name__ == "__main__":
     pool = Workers(1)
-    list(pool.map(job, [pool.share(["the data of a client"] * 1000)]))
+    list(pool.map(job, [pool.lodge(["the data of a client"] * 1000)]))
 """
 
 
@@ -135,16 +135,16 @@ def files_with(content: bytes, *folders: Path) -> list[Path]:
 
 def test_a_pool_that_has_started_takes_more_values_and_starts_anew_after_its_end(pool: Workers) -> None:
     for value in (1, 2):
-        place = pool.share(torch.full((1000,), value))
+        place = pool.lodge(torch.full((1000,), value))
         assert list(pool.map(sum_of, [place, place])) == [1000 * value] * 2
     with Workers(1) as own:
-        assert list(own.map(sum_of, [own.share(torch.ones(3))])) == [3]
+        assert list(own.map(sum_of, [own.lodge(torch.ones(3))])) == [3]
         own.close()
-        assert list(own.map(sum_of, [own.share(torch.ones(4))])) == [4]
+        assert list(own.map(sum_of, [own.lodge(torch.ones(4))])) == [4]
 
 
-def sum_of(place: Place) -> int:
-    return int(shared(place).sum())
+def sum_of(place: Lodged) -> int:
+    return int(lodged_value(place).sum())
 
 
 @pytest.mark.parametrize("number", STOPPING)
@@ -185,7 +185,7 @@ def test_a_view_travels_without_what_it_was_cut_from() -> None:
 
 def test_one_copy_for_all_stays_one() -> None:
     found = pickle.loads(pack(Tree.expand({"w": torch.arange(6.0).reshape(2, 3)}, 1000)))
-    assert found.shared
+    assert found.repeated
     assert torch.equal(found["w"], torch.arange(6.0).reshape(1, 2, 3).expand(1000, 2, 3))
 
 

@@ -72,7 +72,7 @@ class Tree(Mapping[str, Tensor]):
         """Some clients' rows, still stacked; a copy that all clients share stays one."""
         if not isinstance(index, slice | Tensor):
             index = list(index)  # a tuple would index the tensors' further axes
-        if self._tensors and self.shared:
+        if self._tensors and self.repeated:
             count = len(torch.empty(self.count, 0)[index])
             return Tree.expand(self.row(0), count)
         return Tree({name: tensor[index] for name, tensor in self._tensors.items()})
@@ -106,7 +106,7 @@ class Tree(Mapping[str, Tensor]):
         return sum(tensor[0].numel() for tensor in self._tensors.values()) if self.count else 0
 
     @property
-    def shared(self) -> bool:
+    def repeated(self) -> bool:
         """Whether every client has one and the same copy (as `expand` makes it)."""
         if self._one:
             return self.count > 1

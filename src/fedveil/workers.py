@@ -57,7 +57,7 @@ class Workers:
         self.count = count
         self.least_seconds = least_seconds
         self._shelf: _Shelf | None = None
-        self._places: dict[bytes, Place] = {}  # by the hash of what is there
+        self._lodged: dict[bytes, Lodged] = {}  # by the hash of what is there
         self._pool: ProcessPoolExecutor | None = None
         self._ticks: Any = None
 
@@ -90,16 +90,16 @@ class Workers:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def share(self, value: Any) -> Place:
-        """Put a value, such as a task, where every worker reads it once; equal values have one place.
+    def lodge(self, value: Any) -> Lodged:
+        """Put a value, such as a task, where every worker reads it once; equal values are stored once.
 
         No other program sees it, and it is gone with the processes, however they end.
         """
         content = pack(value)
         key = hashlib.blake2b(content, digest_size=16).digest()
-        if key not in self._places:
-            self._places[key] = self._the_shelf().put(content, key)
-        return self._places[key]
+        if key not in self._lodged:
+            self._lodged[key] = self._the_shelf().put(content, key)
+        return self._lodged[key]
 
     def map(
         self, function: Callable[[Any], Any], jobs: Iterable[Any], on_tick: Callable[[], None] | None = None
@@ -143,7 +143,7 @@ class Workers:
         if self._shelf is not None:
             self._shelf.close()
             self._shelf = None
-        self._places.clear()
+        self._lodged.clear()
 
     def _started(self) -> ProcessPoolExecutor:
         if self._pool is None:
@@ -172,12 +172,12 @@ def opened(workers: int | Workers) -> AbstractContextManager[Workers]:
     return nullcontext(workers) if isinstance(workers, Workers) else Workers(workers)
 
 
-# ---- what is shared ----------------------------------------------------------------------------------
+# ---- values that all workers read -------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a shared value lies."""
+class Lodged:
+    """Where a value lies that all workers read."""
 
     key: bytes  # a hash of the value
     start: int
@@ -191,20 +191,20 @@ class _Shelf:
         self._file = open(file, "r+b")  # noqa: SIM115 (closed with the pool)
         self._end = 0
 
-    def put(self, content: bytes, key: bytes) -> Place:
-        place = Place(key, self._end, len(content))
-        self._file.seek(place.start)
+    def put(self, content: bytes, key: bytes) -> Lodged:
+        where = Lodged(key, self._end, len(content))
+        self._file.seek(where.start)
         self._file.write(content)
         self._file.flush()
         self._end += len(content)
-        return place
+        return where
 
-    def get(self, place: Place) -> Any:
-        end = place.start + place.size
+    def get(self, where: Lodged) -> Any:
+        end = where.start + where.size
         with (
             mmap.mmap(self._file.fileno(), end, access=mmap.ACCESS_READ) as mapped,
             memoryview(mapped) as view,
-            view[place.start : end] as content,
+            view[where.start : end] as content,
         ):
             return pickle.loads(content)
 
@@ -232,7 +232,7 @@ def _nameless_memory() -> int:
 
 _ticks: list[Any] = []
 _shelves: list[_Shelf] = []
-_values: dict[Place, Any] = {}
+_values: dict[Lodged, Any] = {}
 
 
 def tick() -> None:
@@ -242,11 +242,11 @@ def tick() -> None:
             _ticks[0].value += 1
 
 
-def shared(place: Place) -> Any:
-    """The value that was put there with `Workers.share`; read once by each worker."""
-    if place not in _values:
-        _values[place] = _shelves[0].get(place)
-    return _values[place]
+def lodged_value(where: Lodged) -> Any:
+    """The value that was put there with `Workers.lodge`; read once by each worker."""
+    if where not in _values:
+        _values[where] = _shelves[0].get(where)
+    return _values[where]
 
 
 def _start(ticks: Any, shelf: _Shelf) -> None:

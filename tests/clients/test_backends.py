@@ -159,7 +159,7 @@ def test_shared_weights_equal_copies(name, backend, kind, clients):
     case.params = Tree.expand(case.params.row(0), clients)
     shared = getattr(case.engine(backend, chunk=2), kind)(*case.arguments())
     case.params = case.params.map(torch.clone)
-    assert not case.params.shared
+    assert not case.params.repeated
     copied = getattr(case.engine(backend, chunk=2), kind)(*case.arguments())
     if kind == "gradient":
         shared, copied = shared.update, copied.update

@@ -14,10 +14,10 @@ from fedveil.federation.schedule import epoch_orders, sampled_clients
 from fedveil.federation.settings import FederationSettings
 from fedveil.tasks.task import Task
 
-Row = dict[str, Tensor]
+Tensors = dict[str, Tensor]
 
 
-def reference(task: Task, settings: FederationSettings, seed: int = 0) -> tuple[Row, Row]:
+def reference(task: Task, settings: FederationSettings, seed: int = 0) -> tuple[Tensors, Tensors]:
     """The weights and buffers after all rounds."""
     server = copy.deepcopy(task.model).train()
     steps = fedsgd if settings.protocol == "fedsgd" else fedavg

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedveil.clients.batch import ClientBatch, Shared
+from fedveil.clients.batch import ClientBatch, StepResult
 from fedveil.clients.engine import Engine
 from fedveil.defenses.chain import Chain
 from fedveil.defenses.dp_sgd import DPSGD
@@ -347,7 +347,7 @@ def test_the_ledger_counts_the_steps_and_chances_that_there_are(
         asked[len(labels)].append(min(1.0, size / len(labels)))
         return real(self, labels, size, streams)
 
-    def gradient(self: DPSGD, batch: ClientBatch) -> Shared:
+    def gradient(self: DPSGD, batch: ClientBatch) -> StepResult:
         if batch.planned is not None:  # not in the dry step before training
             planned.extend(batch.planned.tolist())
         return step(self, batch)

@@ -21,7 +21,7 @@ import pytest
 import torch
 
 import fedveil as fv
-from fedveil.clients.engine import Backend, Row
+from fedveil.clients.engine import Backend, Tensors
 from fedveil.federation.run import Run
 from fedveil.registry import defenses, models
 from fedveil.tasks.task import build_model
@@ -214,7 +214,7 @@ def train(task: fv.Task, defense: str | None, protocol: str, backend: Backend = 
 
 
 @functools.cache
-def undefended(name: str) -> Row:
+def undefended(name: str) -> Tensors:
     return train(task_of(name), None, "fedsgd", PAIRS[name].backend).params
 
 

@@ -14,7 +14,7 @@ from fedveil.errors import FedveilError
 from fedveil.federation.checkpoint import configuration
 from fedveil.tasks.own_files import Reference, is_reference
 from fedveil.tasks.task import Task, holdings, holdings_of, task
-from fedveil.workers import Place, Workers, shared
+from fedveil.workers import Lodged, Workers, lodged_value
 
 OWN = """
 import torch
@@ -156,8 +156,8 @@ def test_changed_files_are_other_tasks(own: Path) -> None:
     assert checked()["data"] != before["data"]
 
 
-def _summed_there(place: Place) -> float:
-    return _summed(shared(place))
+def _summed_there(place: Lodged) -> float:
+    return _summed(lodged_value(place))
 
 
 def _summed(made: Task) -> float:
@@ -168,7 +168,7 @@ def _summed(made: Task) -> float:
 def test_tasks_of_files_reach_worker_processes(own: Path) -> None:
     made = task(f"{own}:hospitals", model=f"{own}:Net")
     with Workers(1) as workers:
-        place = workers.share(made)
+        place = workers.lodge(made)
         found = list(workers.map(_summed_there, [place]))
     assert found == [pytest.approx(_summed(made))]
 

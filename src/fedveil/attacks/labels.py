@@ -98,7 +98,7 @@ def _answers(problem: Problem, layer: str) -> tuple[Tensor, Tensor]:
         caught.append(arguments[0].flatten(0, -2).mean(0))
 
     softmax = []
-    once = problem.params.shared and problem.buffers.shared  # all victims have one model
+    once = problem.params.repeated and problem.buffers.repeated  # all victims have one model
     handle = problem.model.get_submodule(layer).register_forward_pre_hook(catch)
     try:
         for v in range(1 if once else problem.count):

@@ -127,7 +127,7 @@ def _run_together(
 ) -> dict[Role, Reconstruction]:
     given = list(problems.values())
     first, total = given[0], sum(problem.count for problem in given)
-    shared = all(problem.params.shared or problem.count == 1 for problem in given)
+    shared = all(problem.params.repeated or problem.count == 1 for problem in given)
     labels = None if first.labels is None else torch.cat([p.labels for p in given if p.labels is not None])
     stacked = replace(
         first,

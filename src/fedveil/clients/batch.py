@@ -13,7 +13,7 @@ from fedveil.tree import Tree
 
 
 @dataclass(frozen=True)
-class Shared:
+class StepResult:
     """What a step of K clients yields."""
 
     update: Tree  # what is sent
@@ -67,11 +67,11 @@ class ClientBatch:
         """Each client's gradient at its weights (or others) and inputs (or others)."""
         return self.engine.gradient(*self._arguments(inputs, params)).update
 
-    def share(self, inputs: Inputs | None = None, params: Tree | None = None) -> Shared:
+    def share(self, inputs: Inputs | None = None, params: Tree | None = None) -> StepResult:
         """The gradient that goes out, with the buffers it moved."""
         result = self.engine.gradient(*self._arguments(inputs, params))
         seen = self.inputs if inputs is None else inputs
-        return Shared(result.update, result.buffers, result.loss, seen)
+        return StepResult(result.update, result.buffers, result.loss, seen)
 
     def input_gradient(self, inputs: Inputs | None = None, params: Tree | None = None) -> Tensor:
         """The gradient of each client's loss in its inputs: shape (K, B, ...)."""

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedveil.clients.compiling import compiler_found
-from fedveil.clients.engine import BACKENDS, Backend, Chosen, Engine, Loss
+from fedveil.clients.engine import BACKENDS, Backend, Engine, Loss, ResolvedBackend
 from fedveil.errors import FedveilError, one_line, unknown_name
 from fedveil.files import write_atomically
 from fedveil.streams import Streams
@@ -46,7 +46,7 @@ COMPILED_SAVES = 0.5  # share of the stacked time that compiling saves on small 
 class Choice:
     """The backend for a model and why."""
 
-    backend: Chosen
+    backend: ResolvedBackend
     why: str
 
 
@@ -143,7 +143,7 @@ def _calibrated(engine: Engine, sample: tuple[Inputs, Tensor], one_copy: bool) -
     path = cache_folder() / "calibration.json"
     known = _read(path)
     if key not in known:
-        backends: tuple[Chosen, ...] = ("loop", "stacked")
+        backends: tuple[ResolvedBackend, ...] = ("loop", "stacked")
         found: dict[str, list[float]] = {backend: [] for backend in backends}
         for _ in range(5):  # in turns, as a machine's speed drifts
             for engine.backend in backends:

@@ -28,10 +28,10 @@ from fedveil.tasks.inputs import Inputs, as_arguments, leaf, map_inputs, take, w
 from fedveil.tree import Tree, size_in_bytes
 
 Backend = Literal["auto", "loop", "stacked", "compiled"]
-Chosen = Literal["loop", "stacked", "compiled"]  # what "auto" comes to
+ResolvedBackend = Literal["loop", "stacked", "compiled"]  # what "auto" comes to
 BACKENDS: tuple[Backend, ...] = ("auto", "loop", "stacked", "compiled")
 Loss = Callable[[Any, Tensor], Tensor]  # (model output, targets) -> mean loss of the batch
-Row = dict[str, Tensor]  # one client's tensors
+Tensors = dict[str, Tensor]  # one client's tensors
 
 # Stacked gradients that outgrow the processor's cache cost more than stacking saves.
 CACHE_BYTES = 8 * 2**20
@@ -73,7 +73,7 @@ class Engine:
         self.model, self.key_names = (model, []) if own else with_keyed_dropout(model)
         self.own = own
         self._own = dict(self.model.named_parameters())
-        self._own_values: Row = {}  # what was in them while they are lent
+        self._own_values: Tensors = {}  # what was in them while they are lent
         self._own_buffers = dict(self.model.named_buffers())
         self._stand_ins: dict[str, KeyedDropout] = {}  # for the dropout layers of a module that is run itself, by key
         self.loss_function = loss
@@ -81,14 +81,14 @@ class Engine:
         # multiplied by on the way back (half precision would lose small gradients). Results are not scaled.
         self.precision: Callable[[], AbstractContextManager[Any]] = nullcontext
         self.loss_scale = 1.0
-        self.backend: Chosen = backend
+        self.backend: ResolvedBackend = backend
         self.perturb = perturb
         size = size_in_bytes(self.model.parameters())
         self.chunk = chunk or max(1, min(MOST_STACKED, CACHE_BYTES // max(size, 1)))
         self._functions: dict[tuple[Any, ...], Callable[..., Any]] = {}
         self._compiled_shapes: dict[tuple[str, bool], tuple[Any, ...]] = {}
-        self._lender: Row | None = None
-        self._lent: Row | None = None
+        self._lender: Tensors | None = None
+        self._lent: Tensors | None = None
         self._watch = DrawWatch()
 
     # ---- what callers use ----------------------------------------------------------------------------
@@ -152,13 +152,13 @@ class Engine:
         if layer not in dict(self.model.named_modules()):
             raise FedveilError(f"the model has no layer '{layer}'")
 
-    def loss_of_one(self, params: Row, buffers: Row, inputs: Inputs, targets: Tensor) -> Tensor:
+    def loss_of_one(self, params: Tensors, buffers: Tensors, inputs: Inputs, targets: Tensor) -> Tensor:
         """One client's loss as a pure function that `grad`, `vmap` and autograd can go through; no dropout keys."""
         return self._loss(params, buffers, {}, inputs, targets)[0]
 
     # ---- pure functions of one client ----------------------------------------------------------------
 
-    def _forward(self, params: Row, buffers: Row, keys: Row, inputs: Inputs) -> tuple[Any, Row]:
+    def _forward(self, params: Tensors, buffers: Tensors, keys: Tensors, inputs: Inputs) -> tuple[Any, Tensors]:
         """The model's output and its moved buffers; nothing that is passed in changes."""
         moved = {name: buffer.clone() for name, buffer in buffers.items()}
         state = {**moved, **{name: key.clone() for name, key in keys.items()}}
@@ -168,16 +168,18 @@ class Engine:
             return self.model(*arguments, **keywords), moved
         return functional_call(self.model, (params, state), arguments, keywords), moved
 
-    def _loss(self, params: Row, buffers: Row, keys: Row, inputs: Inputs, targets: Tensor) -> tuple[Tensor, Row]:
+    def _loss(
+        self, params: Tensors, buffers: Tensors, keys: Tensors, inputs: Inputs, targets: Tensor
+    ) -> tuple[Tensor, Tensors]:
         output, moved = self._forward(params, buffers, keys, inputs)
         return self.loss_function(output, targets), moved
 
     def _loss_of_leaf(
-        self, value: Tensor, params: Row, buffers: Row, keys: Row, inputs: Inputs, targets: Tensor
+        self, value: Tensor, params: Tensors, buffers: Tensors, keys: Tensors, inputs: Inputs, targets: Tensor
     ) -> Tensor:
         return self._loss(params, buffers, keys, with_leaf(inputs, self.perturb, value), targets)[0]
 
-    def _features(self, layer: str, params: Row, buffers: Row, keys: Row, inputs: Inputs) -> Tensor:
+    def _features(self, layer: str, params: Tensors, buffers: Tensors, keys: Tensors, inputs: Inputs) -> Tensor:
         caught: list[Tensor] = []
 
         def catch(module: nn.Module, arguments: Any, output: Any) -> None:
@@ -188,7 +190,9 @@ class Engine:
         handle = self.model.get_submodule(layer).register_forward_hook(catch)
         return self._caught(layer, caught, handle, params, buffers, keys, inputs)
 
-    def _taken_in(self, value: Tensor, layer: str, params: Row, buffers: Row, keys: Row, inputs: Inputs) -> Tensor:
+    def _taken_in(
+        self, value: Tensor, layer: str, params: Tensors, buffers: Tensors, keys: Tensors, inputs: Inputs
+    ) -> Tensor:
         """What a layer takes in, as a function of the perturbed leaf of the inputs: one row per example."""
         caught: list[Tensor] = []
 
@@ -205,9 +209,9 @@ class Engine:
         layer: str,
         caught: list[Tensor],
         handle: RemovableHandle,
-        params: Row,
-        buffers: Row,
-        keys: Row,
+        params: Tensors,
+        buffers: Tensors,
+        keys: Tensors,
         inputs: Inputs,
     ) -> Tensor:
         """What a hook caught of a layer in one forward pass."""
@@ -224,27 +228,33 @@ class Engine:
     def _pure(self, kind: str) -> Callable[..., Any]:
         if kind == "gradient":
 
-            def gradient(params: Row, buffers: Row, keys: Row, inputs: Inputs, targets: Tensor) -> Any:
+            def gradient(params: Tensors, buffers: Tensors, keys: Tensors, inputs: Inputs, targets: Tensor) -> Any:
                 update, (loss, moved) = grad_and_value(self._loss, has_aux=True)(params, buffers, keys, inputs, targets)
                 return update, loss, moved
 
             return gradient
         if kind == "input_gradient":
 
-            def input_gradient(params: Row, buffers: Row, keys: Row, inputs: Inputs, targets: Tensor) -> Any:
+            def input_gradient(
+                params: Tensors, buffers: Tensors, keys: Tensors, inputs: Inputs, targets: Tensor
+            ) -> Any:
                 value = leaf(inputs, self.perturb)
                 return grad_and_value(self._loss_of_leaf)(value, params, buffers, keys, inputs, targets)
 
             return input_gradient
         if kind == "example_gradients":
 
-            def one(place: Tensor, params: Row, buffers: Row, keys: Row, inputs: Inputs, target: Tensor) -> Row:
+            def one(
+                place: Tensor, params: Tensors, buffers: Tensors, keys: Tensors, inputs: Inputs, target: Tensor
+            ) -> Tensors:
                 single = map_inputs(lambda tensor: tensor.unsqueeze(0), inputs)
                 own = {name: example_key(key, place) for name, key in keys.items()}
                 update, _ = grad(self._loss, has_aux=True)(params, buffers, own, single, target.unsqueeze(0))
                 return update  # type: ignore[no-any-return]
 
-            def example_gradients(params: Row, buffers: Row, keys: Row, inputs: Inputs, targets: Tensor) -> Any:
+            def example_gradients(
+                params: Tensors, buffers: Tensors, keys: Tensors, inputs: Inputs, targets: Tensor
+            ) -> Any:
                 places = torch.arange(len(targets), device=targets.device)
                 every = vmap(one, in_dims=(0, None, None, None, 0, 0))
                 return every(places, params, buffers, keys, inputs, targets)
@@ -255,7 +265,7 @@ class Engine:
         if kind.startswith("sensitivity "):
             sensed = kind.removeprefix("sensitivity ")
 
-            def sensitivity(params: Row, buffers: Row, keys: Row, inputs: Inputs, chosen: Tensor) -> Any:
+            def sensitivity(params: Tensors, buffers: Tensors, keys: Tensors, inputs: Inputs, chosen: Tensor) -> Any:
                 def taken_in(value: Tensor) -> Tensor:
                     return self._taken_in(value, sensed, params, buffers, keys, inputs)
 
@@ -274,7 +284,7 @@ class Engine:
 
     # ---- and with plain autograd, for any module -------------------------------------------------------
 
-    def _lend(self, params: Row) -> Row:
+    def _lend(self, params: Tensors) -> Tensors:
         """The engine's own parameters with one client's weights in them, not copied.
 
         A model called with its own parameters costs nothing on top, where `functional_call` would cost as much as a
@@ -291,7 +301,7 @@ class Engine:
                 own.requires_grad_()
         return self._lent
 
-    def _put_buffers(self, buffers: Row) -> None:
+    def _put_buffers(self, buffers: Tensors) -> None:
         for name, buffer in buffers.items():
             module, _, short = name.rpartition(".")
             (self._stand_ins.get(name) or self.model.get_submodule(module))._buffers[short] = buffer
@@ -304,7 +314,9 @@ class Engine:
         self._lender = self._lent = None
         self._own_values = {}
 
-    def _plain(self, kind: str, params: Row, buffers: Row, keys: Row, inputs: Inputs, targets: Tensor) -> Any:
+    def _plain(
+        self, kind: str, params: Tensors, buffers: Tensors, keys: Tensors, inputs: Inputs, targets: Tensor
+    ) -> Any:
         params = self._lend(params)
         if kind == "gradient":
             loss, moved = self._passed(self._loss, params, buffers, keys, inputs, targets)
@@ -339,7 +351,7 @@ class Engine:
         with self.precision():
             return forward(*arguments)
 
-    def _gradients(self, loss: Tensor, params: Row) -> Row:
+    def _gradients(self, loss: Tensor, params: Tensors) -> Tensors:
         """The gradient of a loss in every parameter; zeros for one that the loss does not touch."""
         scale = self.loss_scale
         start = None if scale == 1 else torch.full_like(loss, scale)
@@ -351,7 +363,7 @@ class Engine:
     # ---- running on the client axis --------------------------------------------------------------------
 
     def _run(self, kind: str, params: Tree, buffers: Tree, inputs: Inputs, targets: Tensor, streams: Streams) -> Any:
-        keys: Row = {}
+        keys: Tensors = {}
         if self.key_names and any(isinstance(m, KeyedDropout) and m.training for m in self.model.modules()):
             keys = {name: streams.fold(name).key64().to(targets.device) for name in self.key_names}
         elif self.key_names:
@@ -366,7 +378,7 @@ class Engine:
         given = inputs if isinstance(inputs, Tensor) else dict(inputs)  # a tokenizer's mapping is no dict
         arguments = (dict(params), dict(buffers), keys, given, targets)
         # A single client's weights are one copy too; only where a graph for several copies exists is that one used.
-        shared = params.shared or (len(targets) == 1 and (kind, False) not in self._compiled_shapes)
+        shared = params.repeated or (len(targets) == 1 and (kind, False) not in self._compiled_shapes)
         parts = []
         for start in range(0, len(targets), self.chunk):
             part = map_nested(lambda t, start=start: t[start : start + self.chunk], arguments)  # type: ignore[misc]
@@ -374,11 +386,11 @@ class Engine:
         return parts[0] if len(parts) == 1 else zip_nested(torch.cat, parts)
 
     def _looped(
-        self, kind: str, params: Tree, buffers: Tree, keys: Row, inputs: Inputs, targets: Tensor, streams: Streams
+        self, kind: str, params: Tree, buffers: Tree, keys: Tensors, inputs: Inputs, targets: Tensor, streams: Streams
     ) -> Any:
         count = len(targets)
         # Where all clients have one copy of the weights, it is lent to the model once.
-        weights = [params.row(0)] * count if params.shared else [params.row(k) for k in range(count)]
+        weights = [params.row(0)] * count if params.repeated else [params.row(k) for k in range(count)]
         clients = [
             (weights[k], buffers.row(k), {name: key[k] for name, key in keys.items()}, take(inputs, k), targets[k])
             for k in range(count)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from fedveil.clients.engine import Row
+from fedveil.clients.engine import Tensors
 
 
 def sgd_step(
@@ -18,13 +18,13 @@ def sgd_step(
     lr: float,
     momentum: float = 0.0,
     weight_decay: float = 0.0,
-) -> tuple[Row, Row]:
+) -> tuple[Tensors, Tensors]:
     """The weights and the velocity after one step. Works on one model and on stacked clients alike.
 
     Without momentum there is no velocity: an empty dict goes in and comes out. With it, a run starts at zeros.
     """
-    moved: Row = {}
-    faster: Row = {}
+    moved: Tensors = {}
+    faster: Tensors = {}
     for name, weight in params.items():
         step = gradient[name]
         if weight_decay:
@@ -35,6 +35,6 @@ def sgd_step(
     return moved, faster
 
 
-def at_rest(params: Mapping[str, Tensor], momentum: float) -> Row:
+def at_rest(params: Mapping[str, Tensor], momentum: float) -> Tensors:
     """The velocity at the start."""
     return {name: torch.zeros_like(weight) for name, weight in params.items()} if momentum else {}

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fedveil.clients.batch import ClientBatch, Shared
+from fedveil.clients.batch import ClientBatch, StepResult
 from fedveil.defenses.chain import Chain, States
 from fedveil.errors import FedveilError
 from fedveil.tasks.inputs import Inputs, leaves
@@ -26,7 +26,7 @@ class Accumulation:
         self._total = batch.params.map(_zeros)
         self._parts: list[ClientBatch] = []
 
-    def add(self, batch: ClientBatch) -> Shared:
+    def add(self, batch: ClientBatch) -> StepResult:
         """Take in a micro-batch; gives its loss and the buffers it moved. What else it has must not go out."""
         # The first one draws what a whole batch would. The others need draws of their own.
         number = len(self._parts)

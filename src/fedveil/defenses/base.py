@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from fedveil.clients.batch import ClientBatch, Shared
+from fedveil.clients.batch import ClientBatch, StepResult
 from fedveil.defenses.guarantee import NO_GUARANTEE, Exposure, Guarantee
 from fedveil.errors import FedveilError
 from fedveil.streams import Streams
@@ -134,7 +134,7 @@ class Defense:
         """Change the inputs before the gradient is taken."""
         return batch.inputs
 
-    def gradient(self, batch: ClientBatch) -> Shared:
+    def gradient(self, batch: ClientBatch) -> StepResult:
         """The whole step, for a defense that must own it. At most one in a chain."""
         return batch.share()
 
@@ -166,7 +166,7 @@ class Defense:
 class SummedStep(Defense):
     """A defense that owns the step as a sum over examples, released once: micro-batches of the step add up."""
 
-    def total(self, batch: ClientBatch) -> Shared:
+    def total(self, batch: ClientBatch) -> StepResult:
         """The sum over the examples of a batch, in `update`. Nothing of it may go out."""
         raise NotImplementedError  # every subclass defines its own
 
@@ -174,7 +174,7 @@ class SummedStep(Defense):
         """What goes out for the sum over all examples of a step."""
         raise NotImplementedError  # every subclass defines its own
 
-    def gradient(self, batch: ClientBatch) -> Shared:
+    def gradient(self, batch: ClientBatch) -> StepResult:
         """The sum over one batch, released."""
         shared = self.total(batch)
         return replace(shared, update=self.release(shared.update, batch))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from fedveil.clients.batch import ClientBatch, Shared
+from fedveil.clients.batch import ClientBatch, StepResult
 from fedveil.defenses.base import (
     PLACES,
     Defense,
@@ -94,7 +94,7 @@ class Chain:
 
     # ---- the client's side -----------------------------------------------------------------------------
 
-    def step(self, batch: ClientBatch, states: States) -> Shared:
+    def step(self, batch: ClientBatch, states: States) -> StepResult:
         """One step of K clients: perturb the data, take the gradient, protect it."""
         batch = self._perturbed(batch, states)
         owner = self._owner()
@@ -125,7 +125,7 @@ class Chain:
         if owner and not isinstance(owner[1], SummedStep):
             raise FedveilError(f"{owner[1].name} needs all examples of a step at once: it cannot accumulate gradients")
 
-    def part(self, batch: ClientBatch, states: States) -> tuple[ClientBatch, Shared]:
+    def part(self, batch: ClientBatch, states: States) -> tuple[ClientBatch, StepResult]:
         """What one micro-batch adds to a step, a sum over its examples, and the batch as the data defenses left it.
 
         It is not protected yet: nothing of it may go out before `whole`.

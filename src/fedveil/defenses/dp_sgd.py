@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedveil.clients.batch import ClientBatch, Shared
+from fedveil.clients.batch import ClientBatch, StepResult
 from fedveil.defenses.base import Strength, SummedStep
 from fedveil.defenses.clip import clipped
 from fedveil.defenses.dp_clip import noise_measures
@@ -49,7 +49,7 @@ class DPSGD(SummedStep):
         """Each example with chance size/n, by a coin of its own."""
         return poisson_sample(len(labels), size, streams)
 
-    def total(self, batch: ClientBatch) -> Shared:
+    def total(self, batch: ClientBatch) -> StepResult:
         """Σᵢ gᵢ · min(1, clip/‖gᵢ‖)."""
         clients, size = batch.targets.shape[:2]
         if size:
@@ -60,7 +60,7 @@ class DPSGD(SummedStep):
         else:
             total = batch.params.map(torch.zeros_like)
             loss = next(iter(total.values())).new_zeros(clients)
-        return Shared(total, batch.buffers, loss, batch.inputs)
+        return StepResult(total, batch.buffers, loss, batch.inputs)
 
     def release(self, total: Tree, batch: ClientBatch) -> Tree:
         """(total + N(0, (noise_multiplier·clip)²)) / planned batch size."""

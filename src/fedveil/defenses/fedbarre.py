@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from fedveil.clients.batch import ClientBatch, Shared
+from fedveil.clients.batch import ClientBatch, StepResult
 from fedveil.clients.engine import Engine
 from fedveil.defenses.ball import Ring, not_padding, require_real_inputs
 from fedveil.defenses.base import Defense, Facts, Knowledge, OwnModels, StepsBefore, Strength
@@ -88,7 +88,7 @@ class FedBARRE(Defense):
         """The perturbations that are allowed."""
         return Ring(self.low, self.high)
 
-    def gradient(self, batch: ClientBatch) -> Shared:
+    def gradient(self, batch: ClientBatch) -> StepResult:
         """Algorithm 2: the gradient of the total loss at the chosen model, or at all of them by their weights."""
         found = self.train_ensemble(batch)
         if self.selection == "best":
@@ -162,7 +162,7 @@ class FedBARRE(Defense):
         terms = [batch.gradient(at, member.params) * weight for weight, at in self._terms(batch, member.delta)]
         return terms[0] if len(terms) == 1 else terms[0] + terms[1]
 
-    def _share(self, batch: ClientBatch, member: Member) -> Shared:
+    def _share(self, batch: ClientBatch, member: Member) -> StepResult:
         """The gradient of the total loss that goes out. The first term moves the buffers, and tells what was seen."""
         terms = [(weight, batch.share(at, member.params)) for weight, at in self._terms(batch, member.delta)]
         weight, first = terms[0]

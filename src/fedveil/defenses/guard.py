@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import TensorWeakRef
 
-from fedveil.clients.batch import ClientBatch, Shared
+from fedveil.clients.batch import ClientBatch, StepResult
 from fedveil.clients.engine import Engine, Loss
 from fedveil.defenses.accumulation import Accumulation
 from fedveil.defenses.base import Defense
@@ -240,7 +240,7 @@ class Guard:
         finally:
             engine.precision = nullcontext
 
-    def _finite(self, shared: Shared) -> bool:
+    def _finite(self, shared: StepResult) -> bool:
         """Whether loss and gradient are numbers. With a scaler it may happen that they are not."""
         finite = bool(shared.update.isfinite()[0]) and bool(shared.loss.isfinite()[0])
         if not finite and not self._scales():
@@ -264,7 +264,7 @@ class Guard:
             parameter.grad = gradient.clone() if parameter.grad is None else parameter.grad + gradient
             self._written[name] = TensorWeakRef(parameter.grad)
 
-    def _move_buffers(self, shared: Shared) -> None:
+    def _move_buffers(self, shared: StepResult) -> None:
         for name, buffer in self.model.named_buffers():
             buffer.data.copy_(shared.buffers[name][0])
 

@@ -44,7 +44,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedveil.clients.engine import Row
+from fedveil.clients.engine import Tensors
 from fedveil.defenses.base import Kind, step_weight
 from fedveil.defenses.updates import as_gradient
 from fedveil.errors import FedveilError
@@ -70,16 +70,16 @@ class Capture:
     """
 
     kind: Kind
-    before: Row
-    shared: Row
+    before: Tensors
+    shared: Tensors
     client: int
     round: int
     lr: tuple[float, ...]
     batch_sizes: tuple[int, ...]
     steps: int = 1
     momentum: float = 0.0
-    buffers: Row | None = None  # None where buffers are not shared
-    buffers_before: Row | None = None
+    buffers: Tensors | None = None  # None where buffers are not shared
+    buffers_before: Tensors | None = None
     facts: dict[str, Any] = field(default_factory=dict)
     public: PublicFacts = field(init=False, repr=False)  # the facts that fedveil knows, with their types
 
@@ -242,7 +242,7 @@ class Captured:
         return made
 
 
-def pseudo_gradient(capture: Capture) -> Row:
+def pseudo_gradient(capture: Capture) -> Tensors:
     """The gradient that the update stands for: see `Updates.gradient`."""
     before, shared = (Tree.stack([row]) for row in (capture.before, capture.shared))
     return as_gradient(capture.kind, shared, before, step_weight(capture.lr, capture.momentum)).row(0)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedveil.clients.behavior import behavior
-from fedveil.clients.engine import Row
+from fedveil.clients.engine import Tensors
 from fedveil.defenses.chain import Chain, ClientStates, States
 from fedveil.errors import FedveilError
 from fedveil.federation.history import RoundRecord, Utility
@@ -52,7 +52,7 @@ class Progress:
     untrained: Utility
     history: list[RoundRecord] = field(default_factory=list)
     best_round: int = 0
-    best: tuple[Row, Row] | None = None  # weights and statistics of the best round, under early stopping
+    best: tuple[Tensors, Tensors] | None = None  # weights and statistics of the best round, under early stopping
     stopped: bool = False
 
     def to(self, device: torch.device) -> None:
@@ -156,7 +156,7 @@ def load_checkpoint(path: Path, chain: Chain, described: dict[str, Any]) -> tupl
     return progress, Machinery(header.backend, header.chunk)
 
 
-def _moved(row: Row, device: torch.device) -> Row:
+def _moved(row: Tensors, device: torch.device) -> Tensors:
     return {name: tensor.to(device) for name, tensor in row.items()}
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedveil.clients.engine import Row
+from fedveil.clients.engine import Tensors
 from fedveil.federation.history import Utility
 from fedveil.federation.server import Server
 from fedveil.federation.steps import Plan
@@ -31,7 +31,7 @@ class Evaluator:
         self._device = plan.device
         self._model = copy.deepcopy(plan.task.model).to(plan.device).eval()
 
-    def utility(self, params: Row, buffers: Row) -> Utility:
+    def utility(self, params: Tensors, buffers: Tensors) -> Utility:
         """Accuracy on the validation and the test part; with several labels per example, the area under the ROC.
 
         The accuracy of a language model is the share of next tokens that it scores highest.
@@ -42,17 +42,17 @@ class Evaluator:
             test=self._value(self._task.test, params, buffers),
         )
 
-    def test_value(self, params: Row, buffers: Row) -> float | None:
+    def test_value(self, params: Tensors, buffers: Tensors) -> float | None:
         """The same on the test part alone."""
         return self._value(self._task.test, params, buffers)
 
-    def _value(self, examples: Examples | None, params: Row, buffers: Row) -> float | None:
+    def _value(self, examples: Examples | None, params: Tensors, buffers: Tensors) -> float | None:
         if examples is not None and self._task.labels is not None:
             scores, targets = zip(*self._scores(examples, params, buffers), strict=True)
             return auroc(torch.cat(scores), torch.cat(targets))
         return _share(self.correct(examples, params, buffers))
 
-    def correct(self, examples: Examples | None, params: Row, buffers: Row) -> Tensor | None:
+    def correct(self, examples: Examples | None, params: Tensors, buffers: Tensors) -> Tensor | None:
         """For every example whether its class is the highest score, and of running text for every next token.
 
         None where there are no classes, no next tokens, or no examples.
@@ -62,7 +62,7 @@ class Evaluator:
         hits = next_token_hits if examples.next_tokens else _hits
         return torch.cat([hits(*pair) for pair in self._scores(examples, params, buffers)])
 
-    def _scores(self, examples: Examples, params: Row, buffers: Row) -> Iterator[tuple[Tensor, Tensor]]:
+    def _scores(self, examples: Examples, params: Tensors, buffers: Tensors) -> Iterator[tuple[Tensor, Tensor]]:
         """The model's scores and the targets, batch by batch: a language model's would not fit into memory at once."""
         size = max(1, TOKENS // examples.labels.shape[1]) if examples.next_tokens else BATCH
         with torch.no_grad():
@@ -70,7 +70,7 @@ class Evaluator:
                 arguments, keywords = as_arguments(map_inputs(lambda tensor: tensor.to(self._device), inputs))
                 yield functional_call(self._model, (params, buffers), arguments, keywords).cpu(), targets
 
-    def statistics(self, server: Server) -> Row:
+    def statistics(self, server: Server) -> Tensors:
         """The buffers that the server's model is evaluated with.
 
         Shared buffers are the server's own. Local ones never leave their clients: a simulation takes their mean for
@@ -80,7 +80,7 @@ class Evaluator:
             return server.mean_local_buffers()
         return server.buffers
 
-    def recalibrated(self, params: Row, buffers: Row) -> Row:
+    def recalibrated(self, params: Tensors, buffers: Tensors) -> Tensors:
         """Batch norm statistics estimated anew from validation data, as the plain mean over its batches.
 
         Only batch norm layers are in training mode here, so that nothing is drawn. Other buffers are left alone.

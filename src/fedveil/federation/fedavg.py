@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fedveil.defenses.chain import Chain
 from fedveil.federation.capture import Capture, Captured
-from fedveil.federation.crew import trained_chunks
+from fedveil.federation.chunk_workers import trained_chunks
 from fedveil.federation.local import Chunk, Local
 from fedveil.federation.schedule import windows
 from fedveil.federation.server import Collector, Server

@@ -77,8 +77,8 @@ def _exchange(
                 for row, client in enumerate(clients)
                 if client in recorded and client not in refused
             ]
-        update = in_order(positions, [done.shared.update for done in steps])
-        moved = in_order(positions, [done.shared.buffers for done in steps])
+        update = in_order(positions, [done.result.update for done in steps])
+        moved = in_order(positions, [done.result.buffers for done in steps])
         collector.add(window, update, moved, trusted=chain.aggregates, refused=refused)
         outcome.note_refused(refused)
     outcome.taken += collector.taken
@@ -102,8 +102,8 @@ def _captured(plan: Plan, server: Server, chain: Chain, step: Step, row: int, nu
     capture = Capture(
         kind="gradient",
         before=server.params,
-        shared=own_row(step.shared.update, row),
-        buffers=own_row(step.shared.buffers, row) if shares else None,
+        shared=own_row(step.result.update, row),
+        buffers=own_row(step.result.buffers, row) if shares else None,
         buffers_before=server.buffers if plan.task.buffers != "local" else None,
         client=step.clients[row],
         round=number,
@@ -111,4 +111,4 @@ def _captured(plan: Plan, server: Server, chain: Chain, step: Step, row: int, nu
         batch_sizes=(max(step.targets.shape[1], 1),),  # that a batch was drawn empty is not told
         facts=plan.facts(chain),
     )
-    return Captured(capture, Truth(take(step.inputs, row), step.targets[row], take(step.shared.seen, row)))
+    return Captured(capture, Truth(take(step.inputs, row), step.targets[row], take(step.result.seen, row)))

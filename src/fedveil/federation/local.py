@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from fedveil.clients.engine import Row
+from fedveil.clients.engine import Tensors
 from fedveil.clients.sgd import at_rest, sgd_step
 from fedveil.defenses.chain import Chain, ClientStates
 from fedveil.federation.capture import Truth
@@ -36,7 +36,7 @@ class Chunk:
 
     clients: list[int]
     number: int  # of the round
-    start: Row  # the server's weights
+    start: Tensors  # the server's weights
     buffers: Tree
     states: ClientStates  # what they remember
     keep: frozenset[int] = frozenset()  # clients whose data are kept beside their upload
@@ -98,7 +98,8 @@ class Local:
     upload: Tree  # weights or their change, protected
     buffers: Tree
     traces: dict[int, Trace]
-    trained: dict[int, tuple[Row, Row]]  # weights before they were protected, and buffers, of those to be judged
+    # Of the clients to be judged: weights before they were protected, and buffers.
+    trained: dict[int, tuple[Tensors, Tensors]]
 
 
 def local_round(
@@ -108,7 +109,7 @@ def local_round(
     examples: Examples,
     clients: list[int],
     walks: Mapping[int, Sequence[Tensor]],  # each client's batches over all epochs, as places in `examples`
-    start: Row,
+    start: Tensors,
     buffers: Tree,
     number: int,
     outcome: Outcome,
@@ -137,21 +138,21 @@ def local_round(
             done = group_step(plan, chain, states, members, mine, own, data, number, step, planned)
             moved, faster = sgd_step(
                 mine,
-                done.shared.update,
+                done.result.update,
                 velocity.rows(rows),
                 lr=settings.lr_at(number),
                 momentum=settings.momentum,
                 weight_decay=settings.weight_decay,
             )
             params, velocity = put_rows(params, rows, moved), put_rows(velocity, rows, faster)
-            buffers = put_rows(buffers, rows, done.shared.buffers)
+            buffers = put_rows(buffers, rows, done.result.buffers)
             outcome.note_loss(done)
             outcome.note_refused(done.refused)
             for row, client in enumerate(members):
                 if client in traces:
                     traces[client].inputs.append(take(done.inputs, row))
                     traces[client].targets.append(done.targets[row])
-                    traces[client].seen.append(take(done.shared.seen, row))
+                    traces[client].seen.append(take(done.result.seen, row))
         for observer in plan.observers:
             observer.on_step(number, step)
     update = params if settings.upload == "weights" else params - Tree.expand(start, len(clients))

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedveil.clients.engine import Engine, Row
+from fedveil.clients.engine import Engine, Tensors
 from fedveil.defenses.base import Defense, Kind, step_weight
 from fedveil.defenses.chain import Chain, ClientStates
 from fedveil.defenses.updates import as_gradient
@@ -31,8 +31,8 @@ class Probe:
     """The updates of V victims at one model: every tensor's first axis is the victim."""
 
     kind: Kind
-    params: Row  # the model at which all this was shared
-    buffers_before: Row
+    params: Tensors  # the model at which all this was shared
+    buffers_before: Tensors
     defended: Tree  # gradients; under FedAvg the pseudo-gradients of the uploads
     undefended: Tree  # the same victims without the defense
     uploads: Tree  # what is sent, defended; under FedSGD the same as `defended`
@@ -68,8 +68,8 @@ def probe(
     defense: Defense | Chain | Sequence[Defense] | str | None,
     settings: FederationSettings,
     *,
-    params: Row,
-    buffers: Row,
+    params: Tensors,
+    buffers: Tensors,
     round: int,
     victims: int,
     batch_size: int,
@@ -199,8 +199,8 @@ def _answers(
     composed: Walks,
     plan: Plan,
     examples: Examples,
-    params: Row,
-    buffers: Row,
+    params: Tensors,
+    buffers: Tensors,
     number: int,
     wave: int,
 ) -> _Part:
@@ -227,7 +227,7 @@ def _answers(
     data = plan.read(examples, list(places.values()))
     done = group_step(plan, chain, states, clients, Tree.expand(params, len(clients)), own, data, number, wave)
     _require_taken(done.refused)
-    return _Part(done.shared.update, done.shared.buffers, done.inputs, done.targets, done.shared.seen)
+    return _Part(done.result.update, done.result.buffers, done.inputs, done.targets, done.result.seen)
 
 
 def _require_taken(refused: Mapping[int, str]) -> None:

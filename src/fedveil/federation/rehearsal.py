@@ -84,7 +84,7 @@ def _rehearsed(plan: Plan, chain: Chain, states: ClientStates, client: int) -> R
     data = plan.read(plan.task.train, [places])
     params, buffers = Tree.expand(server.params, 1), server.buffers_of(plan, [client])
     step = group_step(plan, chain, states, [client], params, buffers, data, number, 0)
-    update, refused = step.shared.update, step.refused
+    update, refused = step.result.update, step.refused
     if settings.protocol == "fedavg" and not refused:
         change = update * -settings.lr_at(number)
         batch = plan.batch([client], params, buffers, data, ("round", number, "upload"), chain)

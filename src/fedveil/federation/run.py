@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedveil.clients.choose import make_engine, predicted_seconds
-from fedveil.clients.engine import Backend, Engine, Row
+from fedveil.clients.engine import Backend, Engine, Tensors
 from fedveil.defenses.base import Defense
 from fedveil.defenses.chain import Chain, ClientStates
 from fedveil.errors import FedveilError
@@ -49,8 +49,8 @@ ROUNDS = {"fedsgd": fedsgd_round, "fedavg": fedavg_round}
 class Run:
     """What a federation came to."""
 
-    params: Row  # of the last round, or of the best one under early stopping
-    buffers: Row  # the statistics that belong to them
+    params: Tensors  # of the last round, or of the best one under early stopping
+    buffers: Tensors  # the statistics that belong to them
     untrained: Utility  # before the first round
     history: list[RoundRecord]
     chosen_round: int  # whose model this is
@@ -137,7 +137,7 @@ def checked_plan(
     plan = Plan(task, chain, settings, seed, engine, torch.device(device))
     plan.check()
     dry_step(plan)
-    return replace(plan, workers=workers, task_place=workers.share(task)) if several else plan
+    return replace(plan, workers=workers, lodged_task=workers.lodge(task)) if several else plan
 
 
 def _several(pool: Workers, task: Task, settings: FederationSettings, device: str | torch.device) -> bool:

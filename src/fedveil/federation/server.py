@@ -9,7 +9,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from fedveil.clients.engine import Row
+from fedveil.clients.engine import Tensors
 from fedveil.clients.sgd import at_rest
 from fedveil.defenses.chain import ClientStates
 from fedveil.federation.steps import Plan
@@ -21,12 +21,13 @@ from fedveil.tree import RunningMean, Tree, per_client
 class Server:
     """All that moves during a run. The clients' memories are here because one process plays them all."""
 
-    params: Row
-    buffers: Row
-    velocity: Row  # of the server's momentum, under FedSGD
-    local: dict[int, Row] = field(default_factory=dict)  # buffers that never leave their client
+    params: Tensors
+    buffers: Tensors
+    velocity: Tensors  # of the server's momentum, under FedSGD
+    local: dict[int, Tensors] = field(default_factory=dict)  # buffers that never leave their client
     states: ClientStates = field(default_factory=ClientStates)
-    trained: dict[int, tuple[Row, Row]] = field(default_factory=dict)  # of this round, to be judged: weights, buffers
+    # Weights and buffers of clients that are to be judged in this round.
+    trained: dict[int, tuple[Tensors, Tensors]] = field(default_factory=dict)
 
     @classmethod
     def start(cls, plan: Plan) -> Self:
@@ -43,7 +44,7 @@ class Server:
             return Tree.stack([self.local.get(client, self.buffers) for client in clients])
         return Tree.expand(self.buffers, len(clients))
 
-    def mean_local_buffers(self) -> Row:
+    def mean_local_buffers(self) -> Tensors:
         """The mean of the clients' own buffers. Used to evaluate a simulation only: nobody sends them."""
         if not self.local:
             return self.buffers
@@ -98,7 +99,7 @@ class Collector:
             for k, client in enumerate(clients):
                 self._server.local[client] = buffers.row(k)
 
-    def mean(self, number: int) -> Row | None:
+    def mean(self, number: int) -> Tensors | None:
         """The mean update, after what a trusted server does to the updates; shared buffers move too.
 
         None where no update was taken.

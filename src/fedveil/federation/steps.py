@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedveil.clients.batch import ClientBatch, Shared
-from fedveil.clients.engine import Engine, Row
+from fedveil.clients.batch import ClientBatch, StepResult
+from fedveil.clients.engine import Engine, Tensors
 from fedveil.defenses.chain import Chain, ClientStates, States
 from fedveil.errors import FedveilError
 from fedveil.federation.capture import Captured
@@ -23,7 +23,7 @@ from fedveil.tasks.inputs import Inputs, leaves, map_inputs
 from fedveil.tasks.own_files import Reference, is_reference
 from fedveil.tasks.task import Buffers, Task
 from fedveil.tree import Tree, size_in_bytes
-from fedveil.workers import Place, Workers
+from fedveil.workers import Lodged, Workers
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +39,7 @@ class Plan:
     observers: tuple[Observer, ...] = ()
     fixed_sizes: bool = False  # a probe: batches keep the size that was asked for
     workers: Workers | None = None  # processes that train FedAvg's chunks of clients; none: they are trained here
-    task_place: Place | None = None  # where these find the task
+    lodged_task: Lodged | None = None  # where these find the task
 
     def check(self) -> None:
         """Refuse what cannot work, before any long work starts."""
@@ -162,7 +162,7 @@ class Step:
     """What a group of clients yielded in one step, with the data it came from."""
 
     clients: list[int]
-    shared: Shared
+    result: StepResult
     inputs: Inputs
     targets: Tensor
     refused: dict[int, str]  # clients whose update or buffers are not to be taken, and why
@@ -190,7 +190,7 @@ class Outcome:
         """Add clients with the reasons why something of theirs was not taken."""
         self.refused = {**refused, **self.refused}  # the first reason stays
 
-    def note_traffic(self, exchanges: int, params: Row, buffers: Row, policy: Buffers) -> None:
+    def note_traffic(self, exchanges: int, params: Tensors, buffers: Tensors, policy: Buffers) -> None:
         """Add what so many exchanges of the model weigh; the policy says how its buffers travel (see `Task`)."""
         weights, others = size_in_bytes(params.values()), size_in_bytes(buffers.values())
         self.bytes_up += exchanges * (weights + others * (policy == "shared"))
@@ -199,7 +199,7 @@ class Outcome:
     def note_loss(self, step: Step) -> None:
         """Add the losses of a step's clients, each counted by its examples."""
         size, taken = step.targets.shape[1], step.taken
-        losses = step.shared.loss.double()
+        losses = step.result.loss.double()
         self.loss += float(losses.sum() if len(taken) == len(losses) else losses[taken].sum()) * size
         self.examples += size * len(taken)
 
@@ -236,7 +236,7 @@ def group_step(
         ) from None
     if plan.settings.protocol == "fedsgd":
         update = chain.upload(shared.update, batch, memory)
-        shared = Shared(update, shared.buffers, shared.loss, shared.seen)
+        shared = StepResult(update, shared.buffers, shared.loss, shared.seen)
     where = f"in round {number}, step {step}"
     broken = refusals(clients, shared.buffers, buffers, f"in its buffers {where}")
     refused = broken | refusals(clients, shared.update, params, where)
@@ -297,7 +297,7 @@ def put_rows(tree: Tree, positions: Sequence[int], rows: Mapping[str, Tensor]) -
     return Tree({name: t.index_copy(0, index.to(t.device), rows[name]) for name, t in tree.items()})
 
 
-def own_row(tree: Tree, row: int) -> Row:
+def own_row(tree: Tree, row: int) -> Tensors:
     """One client's tensors as copies, which do not hold the whole stack in memory."""
     return {name: tensor.clone() for name, tensor in tree.row(row).items()}
 

@@ -6,32 +6,32 @@ import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from fedveil.clients.engine import Chosen, Engine
+from fedveil.clients.engine import Engine, ResolvedBackend
 from fedveil.defenses.chain import Chain
 from fedveil.federation.local import Chunk, Trained, train_chunk
 from fedveil.federation.observers import Observer
 from fedveil.federation.settings import FederationSettings
 from fedveil.federation.steps import Plan
 from fedveil.tasks.task import Task
-from fedveil.workers import Place, shared, tick
+from fedveil.workers import Lodged, lodged_value, tick
 
 
 @dataclass(frozen=True)
 class Job:
     """A chunk, and the plan it is trained by, as it travels to a worker."""
 
-    task: Place  # where the workers find it
+    task: Lodged  # where the workers find it
     chain: Chain
     settings: FederationSettings
     seed: int
-    backend: Chosen
+    backend: ResolvedBackend
     size: int  # of whole chunks
     chunk: Chunk
 
 
 def trained_chunks(plan: Plan, chunks: Iterable[Chunk], number: int) -> Iterator[Trained]:
     """Each chunk after its local round, in order."""
-    if plan.workers is None or plan.task_place is None:
+    if plan.workers is None or plan.lodged_task is None:
         yield from (train_chunk(plan, chunk) for chunk in chunks)
         return
     steps = itertools.count()
@@ -41,7 +41,7 @@ def trained_chunks(plan: Plan, chunks: Iterable[Chunk], number: int) -> Iterator
         for observer in plan.observers:
             observer.on_step(number, step)
 
-    place, engine = plan.task_place, plan.engine
+    place, engine = plan.lodged_task, plan.engine
     jobs = (Job(place, plan.chain, plan.settings, plan.seed, engine.backend, engine.chunk, chunk) for chunk in chunks)
     yield from plan.workers.map(_work, jobs, told)
 
@@ -52,11 +52,11 @@ class _Ticking(Observer):
 
 
 # Kept in a worker over rounds and runs: a compiled engine is dear.
-_engines: dict[tuple[Place, Chosen, int], Engine] = {}
+_engines: dict[tuple[Lodged, ResolvedBackend, int], Engine] = {}
 
 
 def _work(job: Job) -> Trained:
-    task: Task = shared(job.task)
+    task: Task = lodged_value(job.task)
     key = (job.task, job.backend, job.size)
     if key not in _engines:
         model = task.model.train()
