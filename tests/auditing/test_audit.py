@@ -19,8 +19,7 @@ from fedveil.attacks.base import Attack
 from fedveil.attacks.matching import Matching
 from fedveil.auditing.outcome import Outcome
 from fedveil.auditing.result import Document, Estimate, load_result
-from fedveil.clients.batch import ClientBatch
-from fedveil.defenses.base import Defense
+from fedveil.defenses.base import Call, Defense
 from fedveil.errors import FedveilError
 from fedveil.fields import declared
 from fedveil.tasks.task import label_table
@@ -384,7 +383,7 @@ class Silent(Defense):
 
     name = "test-silent"
 
-    def protect(self, update: Tree, batch: ClientBatch) -> Tree:
+    def protect(self, update: Tree, call: Call) -> Tree:
         return update * 0.5
 
 

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from fedveil.clients.batch import ClientBatch
 from fedveil.clients.engine import Engine
-from fedveil.defenses.base import PLACES, Facts, states_knowledge
+from fedveil.defenses.base import PLACES, Call, Facts, states_knowledge
 from fedveil.defenses.chain import Chain
 from fedveil.defenses.guarantee import Exposure
 from fedveil.errors import FedveilError
@@ -120,6 +120,16 @@ def make_batch(clients=4, size=6, dtype=torch.float32, seed=0, *, scalar=False):
     return batch
 
 
+def call_of(batch):
+    """What `protect` gets of a batch."""
+    return Call(batch.streams, batch.state, batch)
+
+
+def make_call(**options):
+    """What `protect` gets of a batch that `make_batch` makes."""
+    return call_of(make_batch(**options))
+
+
 def rows(batch, index):
     """The same step for some of its clients."""
     return dataclasses.replace(
@@ -206,7 +216,7 @@ def input_is_not_modified(spec):
     before = copy.deepcopy((dict(update), dict(batch.params), batch.inputs, batch.targets))
     inputs = batch.inputs
     apply(spec, batch)
-    defenses.parse(spec).protect(update, batch)
+    defenses.parse(spec).protect(update, call_of(batch))
     assert batch.inputs is inputs  # a data defense hands on inputs of its own
     torch.testing.assert_close((dict(update), dict(batch.params), batch.inputs, batch.targets), before, rtol=0, atol=0)
 
@@ -219,7 +229,7 @@ def bad_numbers_are_not_hidden(spec, value):
     for entry in range(12):
         broken = update.map(torch.clone)
         broken["0.weight"][1].view(-1)[entry] = value
-        finite = defenses.parse(spec).protect(broken, batch).isfinite()
+        finite = defenses.parse(spec).protect(broken, call_of(batch)).isfinite()
         assert finite.tolist() == [True, False, True, True]
 
 
@@ -237,7 +247,7 @@ def zero_updates_stay_finite(spec):
     batch = make_batch()
     zero = batch.gradient() * 0.0
     defense = defenses.parse(spec)
-    assert defense.protect(zero, batch).isfinite().all()
+    assert defense.protect(zero, call_of(batch)).isfinite().all()
     check_knowledge(defense, zero)
     check_measures(defense, zero)
 

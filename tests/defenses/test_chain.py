@@ -18,7 +18,7 @@ from fedveil.fields import declared
 from fedveil.registry import defenses
 from fedveil.streams import Streams
 
-from .laws import equal, make_batch
+from .laws import call_of, equal, make_batch, make_call
 
 
 @declared
@@ -77,9 +77,9 @@ class Counter(Defense):
 
     name = "counter"
 
-    def protect(self, update, batch):
-        visits = batch.state.get("visits", torch.zeros(batch.count)) + 1
-        batch.state["visits"] = visits
+    def protect(self, update, call):
+        visits = call.state.get("visits", torch.zeros(update.count)) + 1
+        call.state["visits"] = visits
         return update * visits
 
 
@@ -131,7 +131,8 @@ def test_from_whatever_names_one():
     assert Chain.of([Clip(norm=1.0), GaussianNoise(sigma=0.1)]) == chain
     assert Chain.of(Clip()).defenses == (Clip(),)
     assert Chain.of(None) == Chain.of(()) == Chain()
-    assert Chain.of("none").defenses == (NoDefense(),)
+    assert Chain.of("none").defenses == Chain((NoDefense(),)).defenses == ()
+    assert Chain.of("none+clip+none") == Chain.of("clip")
 
 
 @pytest.mark.parametrize(
@@ -206,7 +207,7 @@ def test_gradient_defenses_get_the_owners_update():
     chain = Chain.of([Clip(norm=1e-3), Owner()])
     shared = chain.step(make_batch(), chain.new_states())
     expected = make_batch().gradient(-make_batch().inputs)
-    assert equal(shared.update, Clip(norm=1e-3).protect(expected, make_batch()))
+    assert equal(shared.update, Clip(norm=1e-3).protect(expected, make_call()))
 
 
 def test_order_matters_and_is_kept():
@@ -231,7 +232,9 @@ def test_upload_defenses_act_at_the_upload_only():
 def test_every_place_draws_its_own_noise():
     chain = Chain.of([GaussianNoise(sigma=1.0), GaussianNoise(sigma=1.0)])
     zero = make_batch().gradient() * 0.0
-    first, second = (defense.protect(zero, make_batch().at(place, {})) for place, defense in enumerate(chain.defenses))
+    first, second = (
+        defense.protect(zero, call_of(make_batch().at(place, {}))) for place, defense in enumerate(chain.defenses)
+    )
     assert not torch.equal(first["0.weight"], second["0.weight"])
     truth = make_batch().gradient()
     both = chain.step(make_batch(), chain.new_states()).update - truth
@@ -291,8 +294,8 @@ def test_the_choice_of_a_batch_shares_no_random_numbers_with_the_noise():
         def sample(self, labels, size, streams):
             seen.append(streams.uniform(8))
 
-        def protect(self, update, batch):
-            seen.append(batch.streams.rows([0]).uniform(8))
+        def protect(self, update, call):
+            seen.append(call.streams.rows([0]).uniform(8))
             return update
 
     chain, batch = Chain((Nosy(),)), make_batch(clients=1)

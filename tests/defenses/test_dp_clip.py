@@ -14,7 +14,7 @@ from fedveil.defenses.noise import GaussianNoise
 from fedveil.errors import FedveilError
 from fedveil.tree import Tree
 
-from .laws import EXPOSURE, equal, make_batch
+from .laws import EXPOSURE, equal, make_batch, make_call
 
 
 @settings(max_examples=60, deadline=None)
@@ -38,14 +38,14 @@ def test_no_update_is_longer_than_the_bound_and_short_ones_stay(bound, scale, se
 
 def test_it_is_clipping_and_noise_in_a_row():
     update = make_batch().gradient()
-    shared = DPClip(clip=0.1, sigma=0.3).protect(update, make_batch())
-    by_hand = GaussianNoise(sigma=0.3).protect(clipped(update, 0.1), make_batch())
+    shared = DPClip(clip=0.1, sigma=0.3).protect(update, make_call())
+    by_hand = GaussianNoise(sigma=0.3).protect(clipped(update, 0.1), make_call())
     assert equal(shared, by_hand)
 
 
 def test_noise_has_the_distribution_it_says():
     update = Tree({"w": torch.full((2, 10_000), 3.0)})
-    shared = DPClip(clip=2.0, sigma=0.3).protect(update, make_batch(clients=2))
+    shared = DPClip(clip=2.0, sigma=0.3).protect(update, make_call(clients=2))
     for client in (shared["w"] - 2.0 / 100).numpy():
         assert stats.kstest(client, stats.norm(scale=0.3).cdf).pvalue > 1e-4
 
@@ -72,7 +72,7 @@ def test_measures_are_the_measured_ones():
     generator = torch.Generator().manual_seed(0)
     update = Tree({"w": torch.randn(2, 20_000, generator=generator) * torch.tensor([[0.001], [1.0]])})
     defense = DPClip(clip=1.0, sigma=0.005)
-    shared = defense.protect(update, make_batch(clients=2))
+    shared = defense.protect(update, make_call(clients=2))
     cosine = (update.dot(shared) / (update.norm() * shared.norm())).mean()
     found = defense.measures(update)
     assert found["predicted cosine to the true gradient"] == pytest.approx(float(cosine), rel=0.02)

@@ -21,7 +21,7 @@ from fedveil.defenses.guarantee import GaussianRelease
 from fedveil.errors import FedveilError
 from fedveil.tree import Tree
 
-from .laws import EXPOSURE, make_batch
+from .laws import EXPOSURE, make_call
 
 
 def exact_delta(epsilon, multiplier):
@@ -81,7 +81,7 @@ def test_the_update_is_cut_and_the_noise_is_as_calibrated():
     defense = DPGaussian(epsilon=3.0, delta=1e-6, clip=0.7)
     assert defense.sigma == pytest.approx(1.4 * gaussian_multiplier(3.0, 1e-6))
     update = Tree({"w": torch.full((2, 10_000), 1.0)})
-    shared = defense.protect(update, make_batch(clients=2))
+    shared = defense.protect(update, make_call(clients=2))
     for client in (shared["w"] - 0.7 / 100).numpy():
         assert stats.kstest(client, stats.norm(scale=defense.sigma).cdf).pvalue > 1e-4
 

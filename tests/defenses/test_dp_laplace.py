@@ -11,14 +11,14 @@ from fedveil.defenses.dp_laplace import DPLaplace
 from fedveil.defenses.guarantee import LaplaceRelease
 from fedveil.tree import Tree
 
-from .laws import EXPOSURE, make_batch
+from .laws import EXPOSURE, make_call
 
 
 @pytest.mark.parametrize("order, cut, scale", [("l1", 2.0 / 10_000, 0.8), ("l2", 2.0 / 100, 80.0)])
 def test_the_update_is_cut_and_the_noise_is_as_calibrated(order, cut, scale):
     defense = DPLaplace(epsilon=5.0, clip=2.0, order=order)  # 2·C/ε, times √d under an L2 clip
     update = Tree({"w": torch.full((2, 10_000), 3.0)})
-    shared = defense.protect(update, make_batch(clients=2))
+    shared = defense.protect(update, make_call(clients=2))
     assert defense.variance(10_000) == pytest.approx(2 * scale**2)
     for client in (shared["w"] - cut).numpy():
         assert stats.kstest(client, stats.laplace(scale=scale).cdf).pvalue > 1e-4
@@ -58,7 +58,7 @@ def test_the_ledger_is_told():
 def test_measures_are_the_measured_ones():
     update = Tree({"w": torch.randn(2, 20_000, generator=torch.Generator().manual_seed(0))})
     defense = DPLaplace(epsilon=30_000.0, clip=100.0)
-    shared = defense.protect(update, make_batch(clients=2))
+    shared = defense.protect(update, make_call(clients=2))
     cosine = (update.dot(shared) / (update.norm() * shared.norm())).mean()
     assert 0.2 < float(cosine) < 0.9
     assert defense.measures(update)["predicted cosine to the true gradient"] == pytest.approx(float(cosine), rel=0.03)

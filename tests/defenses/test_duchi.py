@@ -15,7 +15,7 @@ from fedveil.defenses.guarantee import PureLDP
 from fedveil.errors import FedveilError
 from fedveil.tree import Tree
 
-from .laws import EXPOSURE, make_batch
+from .laws import EXPOSURE, call_of, make_batch, make_call
 from .moments import assert_variance
 
 BUDGETS = pytest.mark.parametrize("epsilon", [0.3, 1.5, 5.0])
@@ -23,7 +23,7 @@ BUDGETS = pytest.mark.parametrize("epsilon", [0.3, 1.5, 5.0])
 
 def draws(defense, value, count=200_000, dtype=torch.float64):
     update = Tree({"w": torch.full((1, count), value, dtype=dtype)})
-    return defense.protect(update, make_batch(clients=1))["w"][0]
+    return defense.protect(update, make_call(clients=1))["w"][0]
 
 
 def plus(t, epsilon):
@@ -97,9 +97,9 @@ def test_the_informed_estimate_is_closer(epsilon, kind):
     facts, defense = Facts(kind=kind, lr=lr, steps=2), Duchi(epsilon=epsilon)
     batch = make_batch(clients=2)
     if kind == "weights":
-        observed = (before - defense.protect(before - truth * (2 * lr), batch)) / (2 * lr)
+        observed = (before - defense.protect(before - truth * (2 * lr), call_of(batch))) / (2 * lr)
     else:
-        observed = -defense.protect(-truth * (2 * lr), batch) / (2 * lr)
+        observed = -defense.protect(-truth * (2 * lr), call_of(batch)) / (2 * lr)
     known = defense.knowledge(observed, facts)
     assert (known.target - truth).norm().sum() < 0.5 * (observed - truth).norm().sum()
 

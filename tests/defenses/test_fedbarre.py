@@ -22,7 +22,7 @@ from fedveil.federation.run import federate
 from fedveil.streams import Streams
 from fedveil.tree import Tree
 
-from .laws import equal
+from .laws import call_of, equal
 from .perturbing import assert_rows, client_model, images, network, plain_fedbarre
 
 SIZE = 2 * 4 * 4
@@ -235,7 +235,7 @@ def test_in_a_chain_equals_composing_by_hand():
     batch = images()
     batch.inputs = FedEM(radius=1.0, steps=2).perturb(batch.at(names.index("fedem"), {}))
     update = FedBARRE(high=1.0).gradient(batch.at(names.index("fedbarre"), {})).update
-    update = GradientDropout(keep=0.5).protect(update, batch.at(names.index("gradient-dropout"), {}))
+    update = GradientDropout(keep=0.5).protect(update, call_of(batch.at(names.index("gradient-dropout"), {})))
     assert equal(shared.update, update)
     assert torch.equal(shared.seen, batch.inputs)
 

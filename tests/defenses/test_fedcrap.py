@@ -18,7 +18,7 @@ from fedveil.defenses.gradient_dropout import GradientDropout
 from fedveil.defenses.guard import Guard
 from fedveil.federation.run import federate
 
-from .laws import equal
+from .laws import call_of, equal
 from .perturbing import assert_rows, client_model, drawn_start, images, network, plain_fedem
 
 SIZE = 2 * 4 * 4
@@ -164,7 +164,7 @@ def test_with_gradient_dropout_equals_composing_by_hand():
     shared = chain.step(images(), chain.new_states())
     batch = images()
     moved = FedCRAP(radius=1.0, steps=3).perturb(batch.at(0, {}))
-    update = GradientDropout(keep=0.5).protect(batch.share(moved).update, batch.at(1, {}))
+    update = GradientDropout(keep=0.5).protect(batch.share(moved).update, call_of(batch.at(1, {})))
     assert equal(shared.update, update)
 
 

@@ -24,7 +24,7 @@ from fedveil.federation.run import federate
 from fedveil.streams import Streams
 from fedveil.tree import Tree
 
-from .laws import equal
+from .laws import call_of, equal
 from .perturbing import assert_rows, client_model, drawn_start, images, network, plain_fedem
 
 RELATIVE = {"step": "relative", "freeze": True}
@@ -277,7 +277,7 @@ def test_with_gradient_dropout_equals_composing_by_hand():
     shared = chain.step(images(), chain.new_states())
     batch = images()
     moved = FedEM(radius=1.0, steps=3).perturb(batch.at(0, {}))
-    update = GradientDropout(keep=0.5).protect(batch.share(moved).update, batch.at(1, {}))
+    update = GradientDropout(keep=0.5).protect(batch.share(moved).update, call_of(batch.at(1, {})))
     assert torch.equal(shared.seen, moved)
     assert equal(shared.update, update)
 

@@ -11,7 +11,7 @@ from fedveil.defenses.gradient_dropout import DOUBT, GradientDropout, kept_poste
 from fedveil.registry import models
 from fedveil.tree import Tree
 
-from .laws import EXPOSURE, make_batch
+from .laws import EXPOSURE, make_call
 
 KEEPS = pytest.mark.parametrize("keep", [0.1, 0.6, 0.96])
 
@@ -22,7 +22,7 @@ def heavy_tailed(clients, entries, scale, seed=0):
 
 
 def protect(defense, update, seed=0):
-    return defense.protect(update, make_batch(clients=update.count, seed=seed))
+    return defense.protect(update, make_call(clients=update.count, seed=seed))
 
 
 def lenet_gradients(batch_size, clients=1):

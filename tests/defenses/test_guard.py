@@ -332,8 +332,8 @@ class Counter(Defense):
 
     name = "counter"
 
-    def protect(self, update, batch):
-        batch.state["steps"] = batch.state.get("steps", torch.zeros(1)) + 1
+    def protect(self, update, call):
+        call.state["steps"] = call.state.get("steps", torch.zeros(1)) + 1
         return update
 
 

@@ -15,14 +15,14 @@ from fedveil.defenses.ldp_fl import LDPFL
 from fedveil.errors import FedveilError
 from fedveil.tree import Tree
 
-from .laws import EXPOSURE, make_batch
+from .laws import EXPOSURE, make_call
 from .moments import assert_variance
 
 BUDGETS = pytest.mark.parametrize("epsilon", [0.3, 1.5, 5.0])
 
 
 def protect(defense, update, seed=0):
-    return defense.protect(update, make_batch(clients=update.count, seed=seed))
+    return defense.protect(update, make_call(clients=update.count, seed=seed))
 
 
 def draws(defense, value, count=200_000, dtype=torch.float64):

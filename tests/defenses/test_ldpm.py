@@ -17,7 +17,7 @@ from fedveil.streams import Streams
 from fedveil.tasks.task import task
 from fedveil.tree import Tree
 
-from .laws import EXPOSURE, make_batch
+from .laws import EXPOSURE, make_call
 
 
 def sampled(labels, size, seed=0):
@@ -25,7 +25,7 @@ def sampled(labels, size, seed=0):
 
 
 def protect(defense, update, seed=0):
-    return defense.protect(update, make_batch(clients=update.count, seed=seed))
+    return defense.protect(update, make_call(clients=update.count, seed=seed))
 
 
 def gradient(clients=2, scale=1.0):

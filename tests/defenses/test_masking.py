@@ -16,7 +16,7 @@ from fedveil.federation.settings import FederationSettings
 from fedveil.tasks.task import task
 from fedveil.tree import Tree
 
-from .laws import EXPOSURE, make_batch
+from .laws import EXPOSURE, make_call
 
 
 def normal(clients=2, entries=20_000, seed=0):
@@ -25,7 +25,7 @@ def normal(clients=2, entries=20_000, seed=0):
 
 
 def protect(defense, update, seed=0):
-    return defense.protect(update, make_batch(clients=update.count, seed=seed))
+    return defense.protect(update, make_call(clients=update.count, seed=seed))
 
 
 def test_the_papers_share_is_the_default():

@@ -17,7 +17,7 @@ from fedveil.federation.settings import FederationSettings
 from fedveil.tasks.task import task
 from fedveil.tree import Tree
 
-from .laws import make_batch
+from .laws import make_call
 
 
 def layers(clients=2):
@@ -32,7 +32,7 @@ def layers(clients=2):
 
 
 def protect(defense, update, seed=0):
-    return defense.protect(update, make_batch(clients=update.count, seed=seed))
+    return defense.protect(update, make_call(clients=update.count, seed=seed))
 
 
 @pytest.mark.parametrize("ratio", [0.1, 1.0, 5.0])

@@ -16,7 +16,7 @@ from fedveil.defenses.piecewise import PM, likely_entry
 from fedveil.errors import FedveilError
 from fedveil.tree import Tree
 
-from .laws import EXPOSURE, make_batch
+from .laws import EXPOSURE, make_call
 from .moments import assert_variance
 
 BUDGETS = pytest.mark.parametrize("epsilon", [0.3, 1.5, 9.0])
@@ -25,7 +25,7 @@ INSIDE = pytest.mark.parametrize("t", [-1.0, -0.4, 0.0, 0.7, 1.0])
 
 def draws(defense, value, count=200_000, dtype=torch.float64):
     update = Tree({"w": torch.full((1, count), value, dtype=dtype)})
-    return defense.protect(update, make_batch(clients=1))["w"][0]
+    return defense.protect(update, make_call(clients=1))["w"][0]
 
 
 def pieces(t, epsilon):
@@ -103,7 +103,7 @@ def test_support_at_any_budget_and_value(epsilon, bound, value, dtype):
 
 def test_a_large_budget_leaves_values_as_they_are():
     update = Tree({"w": torch.linspace(-1, 1, 101, dtype=torch.float64)[None]})
-    sent = PM(epsilon=50).protect(update, make_batch(clients=1))
+    sent = PM(epsilon=50).protect(update, make_call(clients=1))
     torch.testing.assert_close(sent["w"], update["w"], atol=1e-9, rtol=0)
 
 
@@ -149,7 +149,7 @@ def test_knowledge_finds_the_entries_that_tell_something(kind, epsilon, least, m
     start = 0.3 * torch.randn(1, 20_000, generator=generator).clamp(-2, 2)
     facts = Facts(kind=kind, lr=0.05, before=Tree({"w": start}) if kind == "weights" else None)
     base = start if kind == "weights" else torch.zeros_like(start)
-    sent = PM(epsilon=epsilon).protect(Tree({"w": base + change}), make_batch(clients=1))["w"]
+    sent = PM(epsilon=epsilon).protect(Tree({"w": base + change}), make_call(clients=1))["w"]
     observed = (base - sent) / facts.step_scale
     known = PM(epsilon=epsilon).knowledge(Tree({"w": observed}), facts)
     true = -change / facts.step_scale

@@ -15,14 +15,14 @@ from fedveil.defenses.pnpm import PNPM
 from fedveil.defenses.spm import SPM
 from fedveil.tree import Tree
 
-from .laws import EXPOSURE, make_batch
+from .laws import EXPOSURE, make_call
 
 BUDGETS = pytest.mark.parametrize("epsilon", [0.3, 1.2, 3.9])
 
 
 def draws(defense, value, count=400_000, dtype=torch.float64):
     update = Tree({"w": torch.full((1, count), value, dtype=dtype)})
-    return defense.protect(update, make_batch(clients=1))["w"][0]
+    return defense.protect(update, make_call(clients=1))["w"][0]
 
 
 def bound(epsilon):
@@ -99,7 +99,7 @@ def test_support_at_any_budget_and_value(epsilon, value):
 def test_the_informed_estimate_is_closer(epsilon):
     truth = Tree({"w": torch.randn(2, 20_000, generator=torch.Generator().manual_seed(0))})
     truth["w"][:, ::3] = 0
-    sent = PNPM(epsilon=epsilon).protect(truth, make_batch(clients=2))
+    sent = PNPM(epsilon=epsilon).protect(truth, make_call(clients=2))
     for kind in ("gradient", "delta"):
         known = PNPM(epsilon=epsilon).knowledge(sent, Facts(kind=kind))
         assert (known.target - truth).norm().sum() < (sent - truth).norm().sum()

@@ -17,7 +17,7 @@ from fedveil.registry import defenses
 from fedveil.tasks.task import task
 from fedveil.tree import Tree
 
-from .laws import EXPOSURE, make_batch
+from .laws import EXPOSURE, call_of, make_batch, make_call
 
 # epsilon, diameter, c and 4D(1 − c − ε) by hand
 NORMS = [
@@ -31,7 +31,7 @@ NORMS = [
 
 def distortion(defense, batch, update=None):
     update = batch.params if update is None else update
-    return defense.protect(update, batch) - update
+    return defense.protect(update, call_of(batch)) - update
 
 
 def cosines(left, right):
@@ -81,14 +81,14 @@ def test_the_search_lowers_the_loss_of_the_distorted_model(steps):
     losses = {}
     for direction in ("random", "pgd"):
         defense = PPFA(epsilon=0.5, direction=direction, steps=steps)
-        losses[direction] = make_batch().loss(params=defense.protect(batch.params, make_batch()))
+        losses[direction] = make_batch().loss(params=defense.protect(batch.params, make_call()))
     assert (losses["pgd"] < losses["random"]).all()
 
 
 def test_more_steps_lower_it_more():
     losses = []
     for steps in (1, 3, 10, 30):
-        sent = PPFA(epsilon=0.5, steps=steps, lr=0.05).protect(make_batch().params, make_batch())
+        sent = PPFA(epsilon=0.5, steps=steps, lr=0.05).protect(make_batch().params, make_call())
         losses.append(float(make_batch().loss(params=sent).mean()))
     assert losses == sorted(losses, reverse=True)
 
@@ -138,7 +138,7 @@ def layers(clients=2):
 
 def test_predicted_cosine_of_a_random_direction_is_the_measured_one():
     update, defense = layers(), PPFA(at="gradient", direction="random", epsilon=0.2)
-    measured = float(cosines(defense.protect(update, make_batch(clients=2)), update).mean())
+    measured = float(cosines(defense.protect(update, make_call(clients=2)), update).mean())
     said = defense.measures(update)["predicted cosine to the true gradient"]
     assert said == pytest.approx(measured, abs=0.01)
     assert said < 0.8
@@ -146,7 +146,7 @@ def test_predicted_cosine_of_a_random_direction_is_the_measured_one():
 
 def test_an_attacker_takes_the_update_as_it_came():
     update, defense = layers(), PPFA(at="gradient", direction="random", epsilon=0.0)
-    shared = defense.protect(update, make_batch(clients=2))
+    shared = defense.protect(update, make_call(clients=2))
     known = defense.knowledge(shared, Facts())
     assert known.target is shared
     assert all((weight == 1).all() for weight in known.weight.values())

@@ -16,7 +16,7 @@ from fedveil.federation.settings import FederationSettings
 from fedveil.tasks.task import task
 from fedveil.tree import Tree
 
-from .laws import make_batch
+from .laws import make_call
 
 
 def normal(clients=2):
@@ -31,7 +31,7 @@ def normal(clients=2):
 
 
 def protect(defense, update):
-    return defense.protect(update, make_batch(clients=update.count))
+    return defense.protect(update, make_call(clients=update.count))
 
 
 def test_the_papers_setting_is_the_default():
@@ -125,7 +125,7 @@ def test_in_anyones_own_loop():
 @pytest.mark.parametrize("prune", [0.3, 0.5, 0.99])
 def test_of_equal_entries_the_promised_number_is_kept_and_the_first(scope, prune):
     update = Tree({"w": torch.tensor([1.0, -1.0]).repeat(2, 500)})
-    kept = GradientPruning(prune=prune, scope=scope).protect(update, make_batch(clients=2))["w"]
+    kept = GradientPruning(prune=prune, scope=scope).protect(update, make_call(clients=2))["w"]
     count = 1000 - int(prune * 1000 + 1e-9)
     assert (kept != 0).sum(1).tolist() == [count, count]
     assert torch.equal(kept[:, :count], update["w"][:, :count])
@@ -135,7 +135,7 @@ def test_of_equal_entries_the_promised_number_is_kept_and_the_first(scope, prune
 @given(values=st.lists(st.sampled_from([0.0, 1.0, -1.0, 2.0, 3.0]), min_size=1, max_size=40), prune=st.floats(0, 0.999))
 def test_at_most_the_promised_number_is_kept_whatever_the_ties(values, prune):
     update = Tree({"w": torch.tensor([values])})
-    kept = GradientPruning(prune=prune).protect(update, make_batch(clients=1))["w"]
+    kept = GradientPruning(prune=prune).protect(update, make_call(clients=1))["w"]
     room = len(values) - min(int(prune * len(values) + 1e-9), len(values) - 1)
     assert (kept != 0).sum() == min(room, (update["w"] != 0).sum())
     assert torch.equal(

@@ -13,7 +13,7 @@ from fedveil.defenses.spm import SPM
 from fedveil.federation.capture import step_weight
 from fedveil.tree import Tree
 
-from .laws import make_batch
+from .laws import make_call
 
 
 @pytest.mark.parametrize("low", [-40.0, -6.0, -1.0, 0.0, 0.3, 5.0, 36.0])
@@ -64,7 +64,7 @@ def test_the_estimate_beats_knowing_nothing_and_knows_how_sure_it_is(defense, si
     generator = torch.Generator().manual_seed(0)
     before = 0.3 * torch.randn(size, generator=generator)
     change = 0.01 * torch.randn(size, generator=generator) * (torch.rand(size, generator=generator) < 0.5)
-    sent = defense.protect(Tree({"w": (before - change)[None]}), make_batch(clients=1))["w"][0]
+    sent = defense.protect(Tree({"w": (before - change)[None]}), make_call(clients=1))["w"][0]
     low, high = 1 / defense.divisor, (1 + defense.stretch) / defense.divisor
     found, sure = likely_change(sent, before, Range(low, high, defense.flip))
     assert (found - change).square().sum() < change.square().sum()

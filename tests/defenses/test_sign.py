@@ -18,7 +18,7 @@ from fedveil.federation.settings import FederationSettings
 from fedveil.tasks.task import task
 from fedveil.tree import Tree
 
-from .laws import make_batch
+from .laws import make_call
 
 
 def normal(clients=2, entries=40_000):
@@ -32,7 +32,7 @@ def normal(clients=2, entries=40_000):
 
 
 def protect(defense, update, seed=0):
-    return defense.protect(update, make_batch(clients=update.count, seed=seed))
+    return defense.protect(update, make_call(clients=update.count, seed=seed))
 
 
 def cosines(left, right):

@@ -25,7 +25,7 @@ from fedveil.streams import Streams
 from fedveil.tasks.task import Task, task
 from fedveil.tree import Tree
 
-from .laws import EXPOSURE, make_batch
+from .laws import EXPOSURE, call_of, make_batch, make_call
 
 PRUNES = [0.04, 0.06, 0.08, 0.1, 0.2, 0.4, 0.6, 0.8]  # Gradient Dropout's grid
 
@@ -82,7 +82,7 @@ def test_the_columns_are_those_of_a_slow_loop(prune, act, layer, backend):
     model = convolutional(act)
     batch = image_batch(model, backend=backend)
     update = batch.gradient()
-    shared = Soteria(prune=prune, layer=layer).protect(update, batch)
+    shared = Soteria(prune=prune, layer=layer).protect(update, call_of(batch))
     for client in range(3):
         hidden, _ = slow_hidden(model, batch, client, layer, prune)
         expected = update[f"{layer}.weight"][client].clone()
@@ -120,7 +120,7 @@ def test_an_idle_feature_of_an_example_adds_nothing():
 def test_as_many_columns_as_foretold(prune, dtype):
     batch = image_batch(convolutional(), dtype=dtype)
     update, defense = batch.gradient(), Soteria(prune=prune, layer="3")
-    zeroed = (defense.protect(update, batch)["3.weight"] == 0).all(1).sum(1)
+    zeroed = (defense.protect(update, call_of(batch))["3.weight"] == 0).all(1).sum(1)
     said = defense.measures(update)
     assert zeroed.tolist() == [said["columns zeroed of that layer"]] * 3
     assert said["share of all entries zeroed"] == pytest.approx(int(zeroed[0]) * 11 / update.size)
@@ -132,7 +132,7 @@ def test_a_larger_share_hides_the_same_columns_and_more(pair):
     low, high = sorted(pair)
     batch = make_batch()
     update = batch.gradient()
-    less, more = (Soteria(prune=p).protect(update, make_batch())["2.weight"] == 0 for p in (low, high))
+    less, more = (Soteria(prune=p).protect(update, make_call())["2.weight"] == 0 for p in (low, high))
     assert (more | ~less).all()
 
 
@@ -142,7 +142,7 @@ def test_a_larger_share_hides_the_same_columns_and_more(pair):
 def test_only_scored_features_can_be_hidden_and_they_are_drawn_anew():
     batch = image_batch(convolutional())
     update, defense = batch.gradient(), Soteria(prune=0.5, layer="3", features=9)
-    first, second = (defense.protect(update, batch)["3.weight"] == 0 for _ in range(2))
+    first, second = (defense.protect(update, call_of(batch))["3.weight"] == 0 for _ in range(2))
     assert first.all(1).sum(1).tolist() == [4, 4, 4]  # 4 of 9 are below their median
     assert defense.measures(update)["columns zeroed of that layer"] == 4
     assert not torch.equal(first, second)
@@ -152,7 +152,9 @@ def test_only_scored_features_can_be_hidden_and_they_are_drawn_anew():
 def test_more_features_than_there_are_is_all():
     batch = image_batch(convolutional())
     update = batch.gradient()
-    all_of_them, more = (Soteria(layer="3", features=n).protect(update, batch)["3.weight"] for n in (None, 1_000))
+    all_of_them, more = (
+        Soteria(layer="3", features=n).protect(update, call_of(batch))["3.weight"] for n in (None, 1_000)
+    )
     assert torch.equal(all_of_them, more)
 
 
@@ -197,7 +199,7 @@ def test_a_model_without_a_linear_layer_is_refused_before_anything_is_shared():
 def test_a_layer_that_is_none_is_refused_with_the_names_of_those_that_are(layer):
     batch = image_batch(convolutional())
     with pytest.raises(FedveilError, match=f"no trained linear layer '{layer}'; it has 3, 5"):
-        Soteria(layer=layer).protect(batch.gradient(), batch)
+        Soteria(layer=layer).protect(batch.gradient(), call_of(batch))
 
 
 def test_whole_numbers_as_inputs_are_refused():
@@ -213,7 +215,7 @@ def test_whole_numbers_as_inputs_are_refused():
 def test_an_attacker_who_leaves_the_columns_out_sees_the_true_gradient(layer):
     batch = image_batch(convolutional())
     update, defense = batch.gradient(), Soteria(layer=layer)
-    shared = defense.protect(update, batch)
+    shared = defense.protect(update, call_of(batch))
     known = defense.knowledge(shared, Facts())
     for k in range(3):
         naive = float(cosine(update.row(k), shared.row(k), shared.map(torch.ones_like).row(k)))

@@ -22,14 +22,14 @@ from fedveil.registry import models
 from fedveil.streams import Streams, _SystemSource
 from fedveil.tree import Tree
 
-from .laws import make_batch
+from .laws import make_call
 
 BUDGETS = pytest.mark.parametrize("epsilon", [0.3, 0.6, 1.9, 3.9])  # the paper's
 DEBIAS = pytest.mark.parametrize("debias", [False, True])
 
 
 def protect(defense, update, seed=0):
-    return defense.protect(update, make_batch(clients=update.count, seed=seed))
+    return defense.protect(update, make_call(clients=update.count, seed=seed))
 
 
 def draws(defense, value, count=400_000, dtype=torch.float64, seed=0):

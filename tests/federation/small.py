@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from fedveil.clients.batch import ClientBatch
-from fedveil.defenses.base import Defense
+from fedveil.defenses.base import Call, Defense
 from fedveil.federation.observers import Observer
 from fedveil.fields import NonNegative, declared
 from fedveil.streams import Streams
@@ -72,11 +72,11 @@ class Feedback(Defense):
     name = "test-feedback"
     state_scope = "run"
 
-    def protect(self, update: Tree, batch: ClientBatch) -> Tree:
-        rest = {name: batch.state.get(name, torch.zeros_like(tensor)) for name, tensor in update.items()}
+    def protect(self, update: Tree, call: Call) -> Tree:
+        rest = {name: call.state.get(name, torch.zeros_like(tensor)) for name, tensor in update.items()}
         sent = {name: 0.5 * (tensor + rest[name]) for name, tensor in update.items()}
         for name, tensor in update.items():
-            batch.state[name] = tensor + rest[name] - sent[name]
+            call.state[name] = tensor + rest[name] - sent[name]
         return Tree(sent)
 
 
@@ -123,7 +123,7 @@ class Broken(Defense):
 
     name = "test-broken"
 
-    def protect(self, update: Tree, batch: ClientBatch) -> Tree:
+    def protect(self, update: Tree, call: Call) -> Tree:
         return update.map(lambda tensor: tensor * float("nan"))
 
 

@@ -34,7 +34,7 @@ class Careless(Defense):
     source: str = ""
     at: str = "gradient"
 
-    def protect(self, update, batch):
+    def protect(self, update, call):
         return update.map(lambda tensor: tensor + 0.1 * DRAWS[self.source](tensor))
 
     def perturb(self, batch):
@@ -64,7 +64,7 @@ def test_a_generator_made_anew_each_time_is_noticed_too():
     class Fresh(Defense):
         name = "test-fresh"
 
-        def protect(self, update, batch):
+        def protect(self, update, call):
             return update.map(lambda t: t + torch.from_numpy(np.random.default_rng().normal(size=t.shape)).to(t))
 
     with pytest.raises(FedveilError, match="test-fresh gives another result each time from equal streams"):
@@ -104,7 +104,7 @@ def test_an_upload_that_fails_does_so_before_training():
         name = "test-picky"
         place = "upload"
 
-        def protect(self, update: Tree, batch):
+        def protect(self, update: Tree, call):
             raise FedveilError("not like this")
 
     seen = []

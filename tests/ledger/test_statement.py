@@ -39,6 +39,7 @@ class Curious(Defense):
     """A toy that looks at the data when it protects the gradient."""
 
     name = "curious"
+    needs = frozenset({"batch"})
 
 
 # ---- nothing formal ----------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from fedveil.tree import Tree
 
 Place = Literal["sample", "data", "gradient", "upload", "server"]  # chains run in this order
 PLACES: tuple[Place, ...] = ("sample", "data", "gradient", "upload", "server")
-Kind = Literal["gradient", "weights", "delta"]  # what a message carries
+MessageKind = Literal["gradient", "weights", "delta"]  # what a message carries
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Strength:
 class Facts:
     """What every attacker knows besides the update: the public settings of the run."""
 
-    kind: Kind = "gradient"
+    kind: MessageKind = "gradient"
     batch_size: int = 1
     steps: int = 1  # local steps behind one update
     lr: float = 0.1
@@ -85,8 +85,26 @@ class Knowledge:
     # For defenses that perturb the data: functions of candidate inputs and standard normal noise of their shape, run
     # in this order, that give what the gradient was taken at. The attack draws the noise anew at every step.
     simulate: tuple[Callable[[Tensor, Tensor], Tensor], ...] = ()
-    # For defenses that move the weights first: what may have happened. The attacker tries each and keeps the best fit.
+    # For defenses that move the weights first: what may have happened. The attacker tries each; keeps the lowest cost.
     before: tuple[StepsBefore, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """What `protect` gets beside the update, for K clients: what it may draw from, its memory, and no data by default.
+
+    A deployment that has nothing but an update makes one by itself: `Call(Streams.secure([client]))`.
+    """
+
+    streams: Streams
+    state: dict[str, Tensor] = field(default_factory=dict)  # the defense's own, kept between calls: change it in place
+    batch: ClientBatch | None = None  # the step's data and model, for a defense that has "batch" in its `needs`
+
+    def require_batch(self, name: str, instead: str = "use a defense that needs no batch") -> ClientBatch:
+        """The batch, or one line that names the defense which cannot do without it."""
+        if self.batch is None:
+            raise FedveilError(f"{name} looks at the client's batch, and here is only an update: {instead}")
+        return self.batch
 
 
 def trusting(observed: Tree) -> Knowledge:
@@ -103,11 +121,10 @@ class Defense:
 
     name: ClassVar[str] = "defense"  # set by the registry
     place: ClassVar[Place] = "gradient"
-    of: ClassVar[tuple[Kind, ...]] = ("gradient", "weights", "delta")  # which messages it can protect
+    of: ClassVar[tuple[MessageKind, ...]] = ("gradient", "weights", "delta")  # which messages it can protect
     state_scope: ClassVar[Literal["round", "run"]] = "round"
-    # Whether it looks at the data or the model beside the update; if so, it may undo an earlier defense's guarantee.
-    reads_data: ClassVar[bool] = True
-    needs: ClassVar[frozenset[str]] = frozenset()  # "validation", "linear layer", ...
+    # "batch" (`protect` looks at data or model), "validation", "linear layer", ...; a property where fields decide
+    needs: ClassVar[frozenset[str]] = frozenset()
     validation_examples: int = 64  # at most so many of a client's own, for a defense that needs "validation"; a field
     paper: ClassVar[str] = ""
     promises: ClassVar[str] = "nothing formal"  # in a few words, for lists; `guarantee` has the sentence
@@ -122,6 +139,11 @@ class Defense:
     def acts_at(self) -> Place:
         """Where this instance acts; a defense with a field `at` lets the user choose."""
         return getattr(self, "at", self.place)
+
+    @property
+    def reads_data(self) -> bool:
+        """Whether it may look at the data or the model: if so, it may undo an earlier defense's guarantee."""
+        return bool(self.needs & {"batch", "validation"}) or owns_step(self) or perturbs(self)
 
     def check_parameters(self, parameters: Mapping[str, Tensor]) -> None:
         """Refuse a model that this defense cannot protect, given all that is trained of it; before any long work."""
@@ -142,7 +164,7 @@ class Defense:
         """The models that clients keep for themselves at such a step, if the defense trains any: for their utility."""
         return None
 
-    def protect(self, update: Tree, batch: ClientBatch) -> Tree:
+    def protect(self, update: Tree, call: Call) -> Tree:
         """Change the gradient of a step, or the update before upload."""
         return update
 
@@ -195,6 +217,11 @@ def require_declared(thing: object) -> None:
 def owns_step(defense: Defense) -> bool:
     """Whether a defense overrides the whole step."""
     return type(defense).gradient is not Defense.gradient
+
+
+def perturbs(defense: Defense) -> bool:
+    """Whether a defense changes the inputs."""
+    return type(defense).perturb is not Defense.perturb
 
 
 def keeps_models(defense: Defense) -> bool:

@@ -35,7 +35,6 @@ class CDP(Defense):
     paper = "Geyer et al. 2017"
     promises = "ε at δ for all data of a client, against all but the server"
     strength = Strength("noise_multiplier", "up")
-    reads_data = False
     matched_as_it_is = True
     weaknesses = (
         "The server is trusted: an honest-but-curious server sees every update as it is, and this defense does "

@@ -1,4 +1,4 @@
-"""Chains: several defenses composed in the order of their places."""
+"""Chains: several defenses composed in the order in which they act."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from torch import Tensor
 from fedveil.clients.batch import ClientBatch, StepResult
 from fedveil.defenses.base import (
     PLACES,
+    Call,
     Defense,
     Facts,
-    Kind,
     Knowledge,
+    MessageKind,
     OwnModels,
+    Place,
     SummedStep,
     chooses_batch,
     keeps_models,
@@ -24,14 +26,22 @@ from fedveil.defenses.base import (
     require_declared,
     states_knowledge,
 )
+from fedveil.defenses.none import NoDefense
 from fedveil.errors import FedveilError
 from fedveil.registry import defenses as registry
 from fedveil.streams import Streams
 from fedveil.tree import Tree, require_real
 
 _BETWEEN = r"\+(?=\s*[A-Za-z])"  # a name follows; the plus sign of 1e+06 stays
-_WORDS: dict[Kind, str] = {"gradient": "a gradient", "weights": "weights", "delta": "a change of weights"}
-States = list[dict[str, Tensor]]  # the memory of each place of a chain, stacked over K clients
+_WORDS: dict[MessageKind, str] = {"gradient": "a gradient", "weights": "weights", "delta": "a change of weights"}
+_ACTS: dict[Place, str] = {
+    "sample": "on the choice of a batch",
+    "data": "on a client's data",
+    "gradient": "on the gradient of every step",
+    "upload": "on the upload",
+    "server": "on the server",
+}
+States = list[dict[str, Tensor]]  # the memory of each defense of a chain, by its position, stacked over K clients
 
 
 @dataclass(frozen=True)
@@ -39,7 +49,10 @@ class Chain:
     """Defenses in the order they run: by place (sample, data, gradient, upload, server), then as given.
 
     At most one may own the whole step; the data defenses before it hand it their inputs, the gradient defenses
-    after it get its update.
+    after it get its update. "none" does nothing and is left out: no chain holds it.
+
+    >>> Chain.of("none").defenses
+    ()
     """
 
     defenses: tuple[Defense, ...] = ()
@@ -47,7 +60,8 @@ class Chain:
     def __post_init__(self) -> None:
         for defense in self.defenses:
             require_declared(defense)
-        ordered = sorted(self.defenses, key=lambda defense: PLACES.index(defense.acts_at))  # stable
+        active = [defense for defense in self.defenses if not isinstance(defense, NoDefense)]
+        ordered = sorted(active, key=lambda defense: PLACES.index(defense.acts_at))  # stable
         object.__setattr__(self, "defenses", tuple(ordered))
         owners = [defense.name for defense in ordered if owns_step(defense)]
         if len(owners) > 1:
@@ -68,10 +82,10 @@ class Chain:
         return "+".join(registry.spell(defense) for defense in self.defenses) or "none"
 
     def new_states(self) -> States:
-        """An empty memory for every place."""
+        """An empty memory for every defense."""
         return [{} for _ in self.defenses]
 
-    def check_message(self, kind: Kind) -> None:
+    def check_message(self, kind: MessageKind) -> None:
         """Refuse a defense that cannot protect what this protocol sends."""
         for defense in self.defenses:
             # Before the upload a defense acts on the gradient of a step, whatever is sent in the end.
@@ -99,22 +113,49 @@ class Chain:
         batch = self._perturbed(batch, states)
         owner = self._owner()
         shared = owner[1].gradient(batch.at(owner[0], states[owner[0]])) if owner else batch.share()
-        return replace(shared, update=self._protected(shared.update, batch, states))
+        return replace(shared, update=self._protected("gradient", shared.update, batch.streams, states, batch))
 
-    def _protected(self, update: Tree, batch: ClientBatch, states: States) -> Tree:
+    def upload(self, update: Tree, batch: ClientBatch, states: States) -> Tree:
+        """Protect what is uploaded at the end of a round (under FedSGD: every gradient)."""
+        return self._protected("upload", update, batch.streams, states, batch)
+
+    def protect_message(self, update: Tree, kind: MessageKind, streams: Streams, states: States) -> Tree:
+        """Protect a message where there is nothing but the update itself, such as a filter on a client's way out.
+
+        A chain that would have to act before, on data or on the gradients of local steps, is refused: without those
+        defenses the message would go out less protected than the chain promises.
+        """
+        self.check_message(kind)
+        places = ("gradient", "upload") if kind == "gradient" else ("upload",)
+        early = [defense for defense in self.defenses if defense.acts_at not in places or owns_step(defense)]
+        if early:
+            raise FedveilError(
+                f"{early[0].name} acts {_ACTS[early[0].acts_at]}, and here is only {_WORDS[kind]} to be sent: "
+                "use a defense of the upload, or one with at='upload'"
+            )
+        for place in places:
+            update = self._protected(place, update, streams, states, None)
+        return update
+
+    def _protected(
+        self, place: Place, update: Tree, streams: Streams, states: States, batch: ClientBatch | None
+    ) -> Tree:
         require_real(update)
-        for place, defense in self._at("gradient"):
-            update = defense.protect(update, batch.at(place, states[place]))
+        for position, defense in self._at(place):
+            own = streams.fold("place", position)
+            # Only those who declare it get the data.
+            data = batch.at(position, states[position]) if batch and "batch" in defense.needs else None
+            update = defense.protect(update, Call(own, states[position], data))
         return update
 
     def _owner(self) -> tuple[int, Defense] | None:
-        return next(((place, defense) for place, defense in enumerate(self.defenses) if owns_step(defense)), None)
+        return next((each for each in enumerate(self.defenses) if owns_step(each[1])), None)
 
     def _perturbed(self, batch: ClientBatch, states: States) -> ClientBatch:
         """The batch as the data defenses leave it, for whoever takes the gradient."""
-        for place, defense in self._at("data"):
-            if not owns_step(defense) and batch.targets.shape[1]:  # of an empty batch there is nothing to perturb
-                batch = replace(batch, inputs=defense.perturb(batch.at(place, states[place])))
+        for position, defense in self._at("data"):
+            if not owns_step(defense) and batch.targets.shape[1]:  # in an empty batch there is nothing to perturb
+                batch = replace(batch, inputs=defense.perturb(batch.at(position, states[position])))
         return batch
 
     # ---- a step in micro-batches -----------------------------------------------------------------------
@@ -141,13 +182,15 @@ class Chain:
         """The protected gradient of a step from the sum over its `size` examples. `batch` has all of them."""
         owner = self._owner()
         if owner and isinstance(owner[1], SummedStep):
-            return self._protected(owner[1].release(total, batch.at(owner[0], states[owner[0]])), batch, states)
-        return self._protected(total / size, batch, states)
+            update = owner[1].release(total, batch.at(owner[0], states[owner[0]]))
+        else:
+            update = total / size
+        return self._protected("gradient", update, batch.streams, states, batch)
 
     @property
     def reads_data(self) -> bool:
-        """Whether what acts on the gradient may look at the data behind it."""
-        return any(defense.reads_data for _, defense in self._at("gradient") if not owns_step(defense))
+        """Whether what acts on the gradient looks at the data behind it."""
+        return any("batch" in defense.needs for _, defense in self._at("gradient"))
 
     @property
     def changes_gradient(self) -> bool:
@@ -157,18 +200,11 @@ class Chain:
 
     def own_models(self, batch: ClientBatch) -> list[OwnModels]:
         """What clients would keep for themselves at such a step. Nothing is shared or remembered."""
-        kept = [(place, defense) for place, defense in enumerate(self.defenses) if keeps_models(defense)]
+        kept = [(position, defense) for position, defense in enumerate(self.defenses) if keeps_models(defense)]
         if kept:
             batch = self._perturbed(batch, self.new_states())
-        found = [defense.own_models(batch.at(place, {})) for place, defense in kept]
+        found = [defense.own_models(batch.at(position, {})) for position, defense in kept]
         return [models for models in found if models is not None]
-
-    def upload(self, update: Tree, batch: ClientBatch, states: States) -> Tree:
-        """Protect what is uploaded at the end of a round (under FedSGD: every gradient)."""
-        require_real(update)
-        for place, defense in self._at("upload"):
-            update = defense.protect(update, batch.at(place, states[place]))
-        return update
 
     @property
     def composes(self) -> bool:
@@ -182,11 +218,11 @@ class Chain:
 
     def sample(self, labels: Tensor, size: int, streams: Streams, *, fixed_size: bool = False) -> Tensor | None:
         """The batch that a defense chooses, or None if there is none; `fixed_size`: not one of random size."""
-        for place, defense in enumerate(self.defenses):
+        for position, defense in enumerate(self.defenses):
             if not chooses_batch(defense) or (fixed_size and defense.random_sizes):
                 continue
             # A path of its own: the choice must not share its random numbers with the noise.
-            chosen = defense.sample(labels, size, streams.fold("place", place, "sample"))
+            chosen = defense.sample(labels, size, streams.fold("place", position, "sample"))
             if chosen is not None:
                 return chosen
         return None
@@ -200,8 +236,8 @@ class Chain:
 
     def aggregate(self, updates: Tree, weights: Tensor, streams: Streams) -> Tree:
         """What a trusted server does to the updates before it takes their mean."""
-        for place, defense in self._at("server"):
-            updates = defense.aggregate(updates, weights, streams.fold("place", place))
+        for position, defense in self._at("server"):
+            updates = defense.aggregate(updates, weights, streams.fold("place", position))
         return updates
 
     # ---- what an attacker can make of it; what is promised, the ledger tells -----------------------------
@@ -220,13 +256,13 @@ class Chain:
         """The names of the defenses that do not say what an attacker who knows them would do."""
         return tuple(defense.name for defense in self.defenses if not states_knowledge(defense))
 
-    def _at(self, place: str) -> list[tuple[int, Defense]]:
-        return [(i, defense) for i, defense in enumerate(self.defenses) if defense.acts_at == place]
+    def _at(self, place: Place) -> list[tuple[int, Defense]]:
+        return [each for each in enumerate(self.defenses) if each[1].acts_at == place]
 
 
 @dataclass
 class ClientStates:
-    """The memory of every client and place, across steps whose groups of clients differ."""
+    """The memory of every client and defense, across steps whose groups of clients differ."""
 
     _rows: dict[int, list[dict[str, Tensor]]] = field(default_factory=dict)
 
@@ -238,8 +274,8 @@ class ClientStates:
         empty = chain.new_states()
         rows = [self._rows.get(client, empty) for client in clients]
         return [
-            {name: torch.stack([row[place][name] for row in rows]) for name in rows[0][place]}
-            for place in range(len(chain.defenses))
+            {name: torch.stack([row[position][name] for row in rows]) for name in rows[0][position]}
+            for position in range(len(chain.defenses))
         ]
 
     def scatter(self, clients: Sequence[int], states: States) -> None:
@@ -257,15 +293,15 @@ class ClientStates:
 
     def layout(self, client: int) -> tuple[tuple[str, tuple[int, ...]], ...]:
         """Names and shapes of a client's memory: only clients of one layout can be stacked."""
-        places = enumerate(self._rows.get(client, ()))
-        return tuple((f"{place} {name}", tuple(t.shape)) for place, state in places for name, t in state.items())
+        states = enumerate(self._rows.get(client, ()))
+        return tuple((f"{position} {name}", tuple(t.shape)) for position, state in states for name, t in state.items())
 
     def new_round(self, chain: Chain) -> None:
         """Forget what lasts a round only."""
         self._rows = self.lasting(chain)
 
     def lasting(self, chain: Chain) -> dict[int, States]:
-        """Every client's memory that lasts over rounds, by place: what a checkpoint must keep."""
+        """Every client's memory that lasts over rounds, by position: what a checkpoint must keep."""
         scopes = [defense.state_scope for defense in chain.defenses]
         kept = {
             client: [state if scope == "run" else {} for scope, state in zip(scopes, states, strict=True)]

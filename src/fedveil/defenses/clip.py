@@ -7,8 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedveil.clients.batch import ClientBatch
-from fedveil.defenses.base import Defense, Strength
+from fedveil.defenses.base import Call, Defense, Strength
 from fedveil.fields import Positive, declared
 from fedveil.registry import defenses
 from fedveil.tree import HALF, Tree, per_client
@@ -24,7 +23,6 @@ class Clip(Defense):
     does not need.
     """
 
-    reads_data = False
     matched_as_it_is = True
     weaknesses = ("The direction of the gradient, which is all that a cosine attack matches, is untouched.",)
     strength = Strength("norm", "down")
@@ -32,7 +30,7 @@ class Clip(Defense):
     order: Literal["l1", "l2"] = "l2"  # in which norm it is measured
     at: Literal["gradient", "upload"] = "gradient"  # the gradient of every step, or once what is uploaded
 
-    def protect(self, update: Tree, batch: ClientBatch) -> Tree:
+    def protect(self, update: Tree, call: Call) -> Tree:
         """g · min(1, norm/‖g‖) for each client."""
         return clipped(update, self.norm, self.order)
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from fedveil.clients.batch import ClientBatch
-from fedveil.defenses.base import Defense, Strength
+from fedveil.defenses.base import Call, Defense, Strength
 from fedveil.defenses.clip import clipped
 from fedveil.defenses.guarantee import ALL_DATA, Exposure, GaussianRelease, Guarantee
 from fedveil.defenses.noise import noisy
@@ -22,7 +21,6 @@ class ClippedNoise(Defense):
     """
 
     of = ("gradient", "delta")  # the norm of whole weights is no measure of what a client adds
-    reads_data = False
     matched_as_it_is = True
     weaknesses = (
         "Every further update spends more: ε grows with the rounds.",
@@ -71,9 +69,9 @@ class DPClip(ClippedNoise):
         """sigma²."""
         return self.sigma**2
 
-    def protect(self, update: Tree, batch: ClientBatch) -> Tree:
+    def protect(self, update: Tree, call: Call) -> Tree:
         """g · min(1, clip/‖g‖) + N(0, sigma²)."""
-        return noisy(clipped(update, self.clip), self.sigma, batch.streams.normal_like)
+        return noisy(clipped(update, self.clip), self.sigma, call.streams.normal_like)
 
     def guarantee(self, exposure: Exposure) -> Guarantee:
         """A Gaussian mechanism of sensitivity 2·clip in every release."""

@@ -9,8 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from fedveil.clients.batch import ClientBatch
-from fedveil.defenses.base import Strength
+from fedveil.defenses.base import Call, Strength
 from fedveil.defenses.clip import clipped
 from fedveil.defenses.dp_clip import ClippedNoise
 from fedveil.defenses.guarantee import ALL_DATA, Exposure, GaussianRelease, Guarantee
@@ -50,9 +49,9 @@ class DPGaussian(ClippedNoise):
         """sigma²."""
         return self.sigma**2
 
-    def protect(self, update: Tree, batch: ClientBatch) -> Tree:
+    def protect(self, update: Tree, call: Call) -> Tree:
         """g · min(1, clip/‖g‖) + N(0, sigma²)."""
-        return noisy(clipped(update, self.clip), self.sigma, batch.streams.normal_like)
+        return noisy(clipped(update, self.clip), self.sigma, call.streams.normal_like)
 
     def guarantee(self, exposure: Exposure) -> Guarantee:
         """(epsilon, delta) in every release."""

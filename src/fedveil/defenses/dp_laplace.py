@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from fedveil.clients.batch import ClientBatch
-from fedveil.defenses.base import Strength
+from fedveil.defenses.base import Call, Strength
 from fedveil.defenses.clip import clipped
 from fedveil.defenses.dp_clip import ClippedNoise
 from fedveil.defenses.guarantee import ALL_DATA, Exposure, Guarantee, LaplaceRelease
@@ -40,9 +39,9 @@ class DPLaplace(ClippedNoise):
         """2·scale²."""
         return 2 * self.scale(size) ** 2
 
-    def protect(self, update: Tree, batch: ClientBatch) -> Tree:
+    def protect(self, update: Tree, call: Call) -> Tree:
         """g · min(1, clip/‖g‖) + Laplace(0, scale)."""
-        return noisy(clipped(update, self.clip, self.order), self.scale(update.size), batch.streams.laplace_like)
+        return noisy(clipped(update, self.clip, self.order), self.scale(update.size), call.streams.laplace_like)
 
     def guarantee(self, exposure: Exposure) -> Guarantee:
         """epsilon in every release."""

@@ -10,7 +10,7 @@ from fedveil.defenses.base import Strength, SummedStep
 from fedveil.defenses.clip import clipped
 from fedveil.defenses.dp_clip import noise_measures
 from fedveil.defenses.guarantee import ONE_EXAMPLE, Exposure, GaussianRelease, Guarantee
-from fedveil.defenses.noise import GaussianNoise
+from fedveil.defenses.noise import noisy
 from fedveil.defenses.poisson import poisson_sample
 from fedveil.fields import Positive, declared
 from fedveil.registry import defenses
@@ -64,8 +64,8 @@ class DPSGD(SummedStep):
 
     def release(self, total: Tree, batch: ClientBatch) -> Tree:
         """(total + N(0, (noise_multiplier·clip)²)) / planned batch size."""
-        noisy = GaussianNoise(sigma=self.noise_multiplier * self.clip).protect(total, batch)
-        return noisy / (batch.targets.shape[1] if batch.planned is None else batch.planned)
+        noise = noisy(total, self.noise_multiplier * self.clip, batch.streams.normal_like)
+        return noise / (batch.targets.shape[1] if batch.planned is None else batch.planned)
 
     def guarantee(self, exposure: Exposure) -> Guarantee:
         """The Poisson-sampled Gaussian mechanism in every step; the accountant adds up."""

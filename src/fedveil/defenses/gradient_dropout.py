@@ -7,8 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedveil.clients.batch import ClientBatch
-from fedveil.defenses.base import Defense, Facts, Knowledge, Strength
+from fedveil.defenses.base import Call, Defense, Facts, Knowledge, Strength
 from fedveil.defenses.guarantee import Exposure, Guarantee
 from fedveil.fields import KeepProbability, NonNegative, declared
 from fedveil.registry import defenses
@@ -31,7 +30,6 @@ class GradientDropout(Defense):
     """
 
     paper = "Sotthiwat et al., Safeguarding Federated Learning from Data Reconstruction Attacks via Gradient Dropout"
-    reads_data = False
     weaknesses = (
         "Kept entries go out exactly, times a known factor.",
         "Decoys of one spread stand out in layers whose gradients have another: see match_spread.",
@@ -43,11 +41,11 @@ class GradientDropout(Defense):
     match_spread: bool = False  # decoys with each layer's own spread in place of sigma (the wish of Fig. 9)
     at: Literal["gradient", "upload"] = "gradient"  # the gradient of every step, or once what is uploaded
 
-    def protect(self, update: Tree, batch: ClientBatch) -> Tree:
+    def protect(self, update: Tree, call: Call) -> Tree:
         """Algorithm 1: every layer, every entry, fresh each time."""
 
         def drop(g: Tensor) -> Tensor:
-            kept, decoys = batch.streams.chance_like(g, self.keep), batch.streams.normal_like(g)
+            kept, decoys = call.streams.chance_like(g, self.keep), call.streams.normal_like(g)
             # As `torch.where` would choose, exactly and faster, but that NaN and infinity always become NaN: a decoy in
             # their place would hide a broken gradient from the server. Adding 0 makes zeros positive: where decoys are
             # zero, −0.0 would give the sign of the entry away.

@@ -9,8 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedveil.clients.batch import ClientBatch
-from fedveil.defenses.base import Defense, Strength
+from fedveil.defenses.base import Call, Defense, Strength
 from fedveil.defenses.guarantee import Exposure, Guarantee, PureLDP
 from fedveil.fields import Positive, declared
 from fedveil.streams import Streams
@@ -60,7 +59,6 @@ class BoundedMechanism(Defense):
     place = "upload"
     of = ("weights", "delta")
     promises = "ε-LDP of each entry, per round"
-    reads_data = False
     strength = Strength("epsilon", "down")
     epsilon: Epsilon = 0.3  # ε in the papers: the budget of each entry and round
     bound: Positive = 1.0  # entries are clamped to ±bound
@@ -69,9 +67,9 @@ class BoundedMechanism(Defense):
         """What is sent for every entry of t in [−1, 1]."""
         raise NotImplementedError  # every mechanism defines its own
 
-    def protect(self, update: Tree, batch: ClientBatch) -> Tree:
+    def protect(self, update: Tree, call: Call) -> Tree:
         """bound·draw(ω/bound), every entry anew."""
-        mechanism = randomized(lambda value: self.bound * self.draw(value / self.bound, batch.streams))
+        mechanism = randomized(lambda value: self.bound * self.draw(value / self.bound, call.streams))
         return update.entrywise(mechanism)
 
     def guarantee(self, exposure: Exposure) -> Guarantee:

@@ -11,8 +11,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedveil.clients.batch import ClientBatch
-from fedveil.defenses.base import Defense, Facts, Knowledge, Strength
+from fedveil.defenses.base import Call, Defense, Facts, Knowledge, Strength
 from fedveil.defenses.duchi import duchi, range_factor, signal_prior
 from fedveil.defenses.guarantee import Exposure, Guarantee
 from fedveil.defenses.ldp import Epsilon, per_coordinate, precision_measures, randomized
@@ -45,7 +44,6 @@ class LDPFL(Defense):
     of = ("weights", "delta")
     paper = "Sun et al., LDP-FL: Practical Private Aggregation in Federated Learning with Local Differential Privacy"
     promises = "ε-LDP of each entry within a range, per round"
-    reads_data = False
     weaknesses = (
         "Every entry goes out with at least the radius: few clients cannot average that away.",
         "With a fixed range, entries outside are cut, which biases them; one range for all layers fits few of them.",
@@ -77,7 +75,7 @@ class LDPFL(Defense):
                     f"{', '.join(parameters)}"
                 )
 
-    def protect(self, update: Tree, batch: ClientBatch) -> Tree:
+    def protect(self, update: Tree, call: Call) -> Tree:
         """c + r·duchi((ω − c)/r), every entry anew."""
 
         def mechanism(name: str | None = None) -> Callable[[Tensor], Tensor]:
@@ -89,7 +87,7 @@ class LDPFL(Defense):
                     fixed = (self.center, self.radius) if name is None else ranges[name]
                     center, radius = value.new_tensor(fixed[0]), value.new_tensor(fixed[1])
                 t = ((value - center) / radius).nan_to_num(0.0)  # a radius of 0 leaves the center
-                return center + radius * duchi(t, self.epsilon, batch.streams)
+                return center + radius * duchi(t, self.epsilon, call.streams)
 
             return randomized(perturb)
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedveil.clients.batch import ClientBatch
-from fedveil.defenses.base import Defense, Facts, Knowledge, Strength
+from fedveil.defenses.base import Call, Defense, Facts, Knowledge, Strength
 from fedveil.defenses.clip import clipped
 from fedveil.defenses.guarantee import Exposure, Guarantee
 from fedveil.defenses.noise import noisy
@@ -57,9 +56,9 @@ class LDPM(Defense):
         last = (rank >= wanted[member]).to(torch.int8).argsort(stable=True)
         return order[last[:size]]
 
-    def protect(self, update: Tree, batch: ClientBatch) -> Tree:
+    def protect(self, update: Tree, call: Call) -> Tree:
         """g · min(1, clip/‖g‖) + N(0, sigma²)."""
-        return noisy(clipped(update, self.clip), self.sigma, batch.streams.normal_like)
+        return noisy(clipped(update, self.clip), self.sigma, call.streams.normal_like)
 
     def guarantee(self, exposure: Exposure) -> Guarantee:
         """None is claimed."""

@@ -6,8 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from fedveil.clients.batch import ClientBatch
-from fedveil.defenses.base import Defense, Facts, Knowledge, Strength
+from fedveil.defenses.base import Call, Defense, Facts, Knowledge, Strength
 from fedveil.fields import declared
 from fedveil.registry import defenses
 from fedveil.tree import Tree
@@ -24,7 +23,6 @@ class GradientMasking(Defense):
     """
 
     paper = "the gradient-masking baseline of FedEM"
-    reads_data = False
     weaknesses = (
         "Entries that are not zeroed go out exactly, and zeros give away which ones were.",
         "Views of the same data in several rounds fill each other's gaps.",
@@ -32,12 +30,12 @@ class GradientMasking(Defense):
     strength = Strength("share", "up")
     share: Share = 0.25  # probability that an entry is zeroed
 
-    def protect(self, update: Tree, batch: ClientBatch) -> Tree:
+    def protect(self, update: Tree, call: Call) -> Tree:
         """Each entry, or zero."""
 
         # NaN and infinity become NaN, masked or not: a zero in their place would hide a broken gradient. Adding 0 makes
         # every zero a positive one: −0.0 would give the sign of a masked entry away.
-        return update.entrywise(lambda g: (g * (1 - batch.streams.chance_like(g, self.share))).add_(0.0))
+        return update.entrywise(lambda g: (g * (1 - call.streams.chance_like(g, self.share))).add_(0.0))
 
     def knowledge(self, observed: Tree, facts: Facts) -> Knowledge:
         """Match on the observed support: entries that are exactly zero count nothing.

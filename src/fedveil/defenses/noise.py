@@ -10,8 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedveil.clients.batch import ClientBatch
-from fedveil.defenses.base import Defense, Strength
+from fedveil.defenses.base import Call, Defense, Strength
 from fedveil.defenses.guarantee import Exposure, Guarantee
 from fedveil.errors import FedveilError
 from fedveil.fields import LARGEST, NonNegative, declared
@@ -72,7 +71,6 @@ class AdditiveNoise(Defense):
     and recovered 4 to 7 dB less.
     """
 
-    reads_data = False
     matched_as_it_is = True
     weaknesses = ("Views of the same data in several rounds can be averaged.",)
     at: Literal["gradient", "upload"] = "gradient"
@@ -111,9 +109,9 @@ class GaussianNoise(AdditiveNoise):
         """sigma²."""
         return self.sigma**2
 
-    def protect(self, update: Tree, batch: ClientBatch) -> Tree:
+    def protect(self, update: Tree, call: Call) -> Tree:
         """g + N(0, sigma²), every entry anew."""
-        return noisy(update, self.sigma, batch.streams.normal_like)
+        return noisy(update, self.sigma, call.streams.normal_like)
 
 
 @defenses.register("laplace-noise")
@@ -134,6 +132,6 @@ class LaplaceNoise(AdditiveNoise):
         """2·scale²."""
         return 2 * self.scale**2
 
-    def protect(self, update: Tree, batch: ClientBatch) -> Tree:
+    def protect(self, update: Tree, call: Call) -> Tree:
         """g + Laplace(0, scale), every entry anew."""
-        return noisy(update, self.scale, batch.streams.laplace_like)
+        return noisy(update, self.scale, call.streams.laplace_like)

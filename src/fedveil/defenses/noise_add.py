@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedveil.clients.batch import ClientBatch
-from fedveil.defenses.base import Defense, Facts, Knowledge, Strength
+from fedveil.defenses.base import Call, Defense, Facts, Knowledge, Strength
 from fedveil.defenses.noise import tell_lost_noise
 from fedveil.fields import NonNegative, declared
 from fedveil.registry import defenses
@@ -25,7 +24,6 @@ class NoiseAdd(Defense):
 
     place = "upload"
     paper = "Wu et al., Privacy-preserving federated learning based on noise addition (baseline of FedBARRE)"
-    reads_data = False
     weaknesses = (
         "Noise that scales with each layer drowns none: an attacker who weighs them by it uses them all.",
         "The noise shrinks with the update, so its size tells the size of the update.",
@@ -34,13 +32,13 @@ class NoiseAdd(Defense):
     strength = Strength("ratio", "up")
     ratio: NonNegative = 0.1  # spread of the noise, as a multiple of each layer's own
 
-    def protect(self, update: Tree, batch: ClientBatch) -> Tree:
+    def protect(self, update: Tree, call: Call) -> Tree:
         """Each tensor plus N(0, (ratio · its root mean square)²)."""
 
         def add(tensor: Tensor) -> Tensor:
             wide = at_least_single(tensor)
             spread = per_client(matrix(wide).square().mean(1).sqrt(), wide)
-            return (wide + self.ratio * spread * batch.streams.normal_like(wide)).to(tensor.dtype)
+            return (wide + self.ratio * spread * call.streams.normal_like(wide)).to(tensor.dtype)
 
         found = update.map(add)
         if self.ratio:

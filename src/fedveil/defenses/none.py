@@ -12,6 +12,5 @@ from fedveil.registry import defenses
 class NoDefense(Defense):
     """Share the gradient as it is: the baseline that every defense is compared with."""
 
-    reads_data = False
     matched_as_it_is = True
     weaknesses = ("The shared gradient is the true one.",)

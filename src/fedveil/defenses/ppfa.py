@@ -6,9 +6,7 @@ from typing import Literal, Self
 
 import pydantic
 
-from fedveil.clients.batch import ClientBatch
-from fedveil.defenses.base import Defense, Facts, Kind, Knowledge, Strength
-from fedveil.errors import FedveilError
+from fedveil.defenses.base import Call, Defense, Facts, Knowledge, MessageKind, Strength
 from fedveil.fields import NonNegative, Positive, Probability, Repeats, declared
 from fedveil.registry import defenses
 from fedveil.tree import Tree, at_least_single
@@ -58,39 +56,35 @@ class PPFA(Defense):
         return self
 
     @property
-    def of(self) -> tuple[Kind, ...]:  # type: ignore[override]
+    def of(self) -> tuple[MessageKind, ...]:  # type: ignore[override]
         """What it can protect where it acts: on upload, the sign of a gradient would be taken for that of weights."""
         return ("gradient",) if self.at == "gradient" else ("weights", "delta")
+
+    @property
+    def needs(self) -> frozenset[str]:  # type: ignore[override]
+        """A random direction needs no data."""
+        return frozenset({"batch"}) if self.direction == "pgd" else frozenset()
 
     @property
     def norm(self) -> float:
         """Δ = 4D(1 − c − ε)."""
         return 4 * self.diameter * max(1 - self.c - self.epsilon, 0.0)
 
-    def protect(self, update: Tree, batch: ClientBatch) -> Tree:
+    def protect(self, update: Tree, call: Call) -> Tree:
         """The update plus a distortion of norm Δ."""
         if self.norm < 4 * self.diameter * _ROUNDING:
             return update
         # In half precision the numbers of a long distortion would be too coarse to have its norm.
         wide = update.map(at_least_single)
-        distortion = _to_norm(wide.map(batch.streams.normal_like), self.norm)
-        if self._searches(batch):
+        distortion = _to_norm(wide.map(call.streams.normal_like), self.norm)
+        if self.direction == "pgd":
+            batch = call.require_batch(self.name, "choose direction='random', or at='gradient'")
             sign = -1.0 if self.at == "gradient" else 1.0  # the server moves the weights against a gradient
-            for _ in range(self.steps):
+            for _ in range(self.steps if batch.targets.shape[1] else 0):  # a sampling defense may leave a batch empty
                 moved = (batch.params.map(at_least_single) + sign * distortion).like(batch.params)
                 slope = batch.gradient(params=moved).map(at_least_single) * sign
                 distortion = _to_norm(distortion - _to_norm(slope, self.lr * self.norm), self.norm)
         return (wide + distortion).like(update)
-
-    def _searches(self, batch: ClientBatch) -> bool:
-        if self.direction == "random" or batch.targets.shape[1]:
-            return self.direction == "pgd"
-        if self.at == "upload":
-            raise FedveilError(
-                "ppfa searches its direction on a client's batch, and here is none (Guard.upload has no data of an "
-                "upload defense): choose direction='random', or at='gradient'"
-            )
-        return False  # a batch that a sampling defense left empty
 
     def knowledge(self, observed: Tree, facts: Facts) -> Knowledge:
         """The update as it came, every entry trusted alike.

@@ -7,8 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedveil.clients.batch import ClientBatch
-from fedveil.defenses.base import Defense, Facts, Knowledge, Strength
+from fedveil.defenses.base import Call, Defense, Facts, Knowledge, Strength
 from fedveil.defenses.masking import Share, support
 from fedveil.fields import declared
 from fedveil.registry import defenses
@@ -26,7 +25,6 @@ class GradientPruning(Defense):
     """
 
     paper = "the gradient-pruning baseline of FedEM (Zhu et al., Deep Leakage from Gradients)"
-    reads_data = False
     weaknesses = (
         "The largest entries, which say most about the data, go out exactly.",
         "Zeros give away which entries were pruned, and that they are small.",
@@ -35,7 +33,7 @@ class GradientPruning(Defense):
     prune: Share = 0.99  # α in FedEM: share of the entries that are zeroed
     scope: Literal["tensor", "model"] = "tensor"  # each tensor on its own, or the whole gradient
 
-    def protect(self, update: Tree, batch: ClientBatch) -> Tree:
+    def protect(self, update: Tree, call: Call) -> Tree:
         """Each entry that is among the largest, or zero."""
         return self._pruned(update)
 

@@ -8,8 +8,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedveil.clients.batch import ClientBatch
-from fedveil.defenses.base import Defense, Facts, Knowledge, Strength
+from fedveil.defenses.base import Call, Defense, Facts, Knowledge, Strength
 from fedveil.fields import Positive, declared
 from fedveil.registry import defenses
 from fedveil.tree import Tree, matrix, per_client
@@ -28,7 +27,6 @@ class SignCompression(Defense):
     """
 
     paper = "the sign-compression baseline of FedEM (Bernstein et al., signSGD)"
-    reads_data = False
     weaknesses = (
         "Signs alone keep most of the direction: the cosine to a Gaussian gradient is √(2/π) = 0.80.",
         "Entries that are exactly zero stay so, and give away inactive units.",
@@ -37,13 +35,13 @@ class SignCompression(Defense):
     scale: Positive | None = None  # size of every entry; none: the mean |g| of each tensor
     flip: Flip = 0.0  # probability that a sign is turned
 
-    def protect(self, update: Tree, batch: ClientBatch) -> Tree:
+    def protect(self, update: Tree, call: Call) -> Tree:
         """sign(g) · scale."""
 
         def compress(g: Tensor) -> Tensor:
             signs = torch.sign(g)
             if self.flip:
-                signs = signs * (1 - 2 * batch.streams.chance_like(g, self.flip))
+                signs = signs * (1 - 2 * call.streams.chance_like(g, self.flip))
             # NaN and infinity pass: their sign would hide a broken gradient from the server.
             return torch.where(torch.isfinite(g), signs * self._scale(g), g)
 

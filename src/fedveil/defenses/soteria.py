@@ -7,8 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from fedveil.clients.batch import ClientBatch
-from fedveil.defenses.base import Defense, Facts, Knowledge, Strength
+from fedveil.defenses.base import Call, Defense, Facts, Knowledge, Strength
 from fedveil.defenses.masking import Share
 from fedveil.errors import FedveilError
 from fedveil.fields import Count, declared
@@ -30,7 +29,7 @@ class Soteria(Defense):
     zeroes the share `prune` of that part.
     """
 
-    needs = frozenset({"linear layer"})
+    needs = frozenset({"batch", "linear layer"})
     paper = "Sun et al., Provable Defense against Privacy Leakage in Federated Learning from Representation Perspective"
     weaknesses = (
         "All other layers go out exactly: leaving this one out undoes the defense.",
@@ -41,8 +40,9 @@ class Soteria(Defense):
     layer: str | None = None  # name of the linear layer; none: the last one of the model
     features: Count | None = None  # how many to score; none: all
 
-    def protect(self, update: Tree, batch: ClientBatch) -> Tree:
+    def protect(self, update: Tree, call: Call) -> Tree:
         """The gradient with some columns of one weight zeroed."""
+        batch = call.require_batch(self.name)
         name = linear_layer(batch.engine.model, self.layer, update)
         if self.prune == 0 or not batch.targets.shape[1]:  # a sampling defense may leave a batch empty
             return update
@@ -53,7 +53,7 @@ class Soteria(Defense):
         if self.features is None or self.features >= width:
             chosen = torch.arange(width).expand(batch.count, width)
         else:
-            chosen = batch.streams.permutation(width)[:, : self.features]
+            chosen = call.streams.permutation(width)[:, : self.features]
         chosen = chosen.to(update[weight].device)
         score = at_least_single(scores(*batch.sensitivity(name, chosen)))
         below = score < score.quantile(self.prune, dim=1, keepdim=True)

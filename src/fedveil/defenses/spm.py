@@ -8,8 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedveil.clients.batch import ClientBatch
-from fedveil.defenses.base import Defense, Facts, Knowledge, Strength
+from fedveil.defenses.base import Call, Defense, Facts, Knowledge, Strength
 from fedveil.defenses.guarantee import Exposure, Guarantee
 from fedveil.defenses.ldp import Epsilon, per_coordinate, randomized
 from fedveil.defenses.sent_weights import Range, likely_change
@@ -27,7 +26,6 @@ class SignMechanism(Defense):
     place = "upload"
     of = ("gradient", "weights", "delta")
     promises = "ε-LDP of each entry's sign, per round"
-    reads_data = False
     weaknesses = (
         "Sizes are not protected: |ω| goes out times a factor between 1 and C whose law is known.",
         "Only signs are covered: between entries of different sizes the likelihood ratio has no bound.",
@@ -77,12 +75,12 @@ class SignMechanism(Defense):
         """The variance of t*: times |ω|² it is that of an entry."""
         return max(self.second_moment - self.mean**2, 0.0)
 
-    def protect(self, update: Tree, batch: ClientBatch) -> Tree:
+    def protect(self, update: Tree, call: Call) -> Tree:
         """Algorithm 2: |ω|·t*, every entry anew."""
 
         def perturb(value: Tensor) -> Tensor:
-            sign = 1 - 2 * batch.streams.chance_like(value, self.flip)
-            size = 1 + self.stretch * batch.streams.uniform_like(value)
+            sign = 1 - 2 * call.streams.chance_like(value, self.flip)
+            size = 1 + self.stretch * call.streams.uniform_like(value)
             return value * sign * size / self.divisor
 
         return update.entrywise(randomized(perturb))

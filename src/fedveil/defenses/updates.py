@@ -8,7 +8,7 @@ from functools import cached_property
 
 from torch import Tensor
 
-from fedveil.defenses.base import Facts, Kind, step_weight
+from fedveil.defenses.base import Facts, MessageKind, step_weight
 from fedveil.tree import Tree
 
 
@@ -19,7 +19,7 @@ class Updates:
     A `Capture` is one row of this, on its own and in a file.
     """
 
-    kind: Kind
+    kind: MessageKind
     before: Tree  # the weights that each client was sent
     message: Tree  # what it sent back
     buffers: Tree  # the model's buffers that it was sent
@@ -76,7 +76,7 @@ class Updates:
         )
 
 
-def as_gradient(kind: Kind, message: Tree, before: Tree, weight: float) -> Tree:
+def as_gradient(kind: MessageKind, message: Tree, before: Tree, weight: float) -> Tree:
     """Messages as gradients, given by how much a constant gradient of 1 would have moved a weight."""
     if kind == "gradient":
         return message

@@ -45,7 +45,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedveil.clients.engine import Tensors
-from fedveil.defenses.base import Kind, step_weight
+from fedveil.defenses.base import MessageKind, step_weight
 from fedveil.defenses.updates import as_gradient
 from fedveil.errors import FedveilError
 from fedveil.federation.facts import PublicFacts
@@ -69,7 +69,7 @@ class Capture:
     Everything is checked when it is made: a capture that exists is complete, finite and consistent.
     """
 
-    kind: Kind
+    kind: MessageKind
     before: Tensors
     shared: Tensors
     client: int

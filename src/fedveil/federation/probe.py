@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedveil.clients.engine import Engine, Tensors
-from fedveil.defenses.base import Defense, Kind, step_weight
+from fedveil.defenses.base import Defense, MessageKind, step_weight
 from fedveil.defenses.chain import Chain, ClientStates
 from fedveil.defenses.updates import as_gradient
 from fedveil.errors import FedveilError
@@ -30,7 +30,7 @@ Walks = dict[int, list[Tensor]]  # each client's batches, as places in the examp
 class Probe:
     """The updates of V victims at one model: every tensor's first axis is the victim."""
 
-    kind: Kind
+    kind: MessageKind
     params: Tensors  # the model at which all this was shared
     buffers_before: Tensors
     defended: Tree  # gradients; under FedAvg the pseudo-gradients of the uploads

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self
 import pydantic
 from pydantic import Field
 
-from fedveil.defenses.base import Kind
+from fedveil.defenses.base import MessageKind
 from fedveil.fields import Count, CountOrZero, KeepProbability, NonNegative, Positive, declared
 
 Momentum = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
@@ -68,7 +68,7 @@ class FederationSettings:
         return self
 
     @property
-    def message(self) -> Kind:
+    def message(self) -> MessageKind:
         """What a client's message carries."""
         return "gradient" if self.protocol == "fedsgd" else self.upload
 
