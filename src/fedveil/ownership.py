@@ -61,8 +61,10 @@ def owned(folder: Path | str | None) -> Iterator[None]:
 
 
 @contextmanager
-def leased(path: Path, on_wait: Callable[[str], None] | None = None) -> Iterator[None]:
+def leased(path: Path, on_wait: Callable[[str], None] | None = None, *, wait: bool = True) -> Iterator[None]:
     """While the block runs, this thread alone has the lease with the lock file `path`. Waits for whoever has it now.
+
+    Without `wait`, whoever has it now is told by an `InUse` error.
 
     For work that several processes might do at once: look inside the block whether another has done it meanwhile.
 
@@ -71,6 +73,8 @@ def leased(path: Path, on_wait: Callable[[str], None] | None = None) -> Iterator
     try:
         lock = _acquire(path, wait=False)
     except Timeout:
+        if not wait:
+            raise InUse(f"{path.stem} is in use by {_owner(path)}") from None
         if on_wait:
             on_wait(_owner(path))
         lock = _acquire(path, wait=True)

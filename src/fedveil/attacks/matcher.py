@@ -112,7 +112,7 @@ class Matcher:
         self._simulate = problem.simulate
         self._local = problem.local
         self._before = before
-        self._one_model = problem.params.shared or problem.count == 1
+        self._one_model = problem.params.repeated or problem.count == 1
         # Numbers of large models take longer to read than to compute with. Only where all entries of each victim's
         # tensors have one weight is that left out.
         self._even = all(is_one_number(tensor) for tensor in problem.weight.values())
