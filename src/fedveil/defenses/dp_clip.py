@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
+from torch import Tensor
+
 from fedveil.clients.batch import ClientBatch
-from fedveil.defenses.base import Defense, Strength
+from fedveil.defenses.base import Defense, Facts, Strength
 from fedveil.defenses.clip import clipped
+from fedveil.defenses.densities import gaussian
 from fedveil.defenses.guarantee import ALL_DATA, Exposure, GaussianRelease, Guarantee
 from fedveil.defenses.noise import noisy
 from fedveil.fields import NonNegative, Positive, declared
@@ -87,3 +90,12 @@ class DPClip(ClippedNoise):
             protects=ALL_DATA,
             mechanism=GaussianRelease(multiplier, exposure.uses(self.acts_at)),
         )
+
+    @property
+    def random(self) -> bool:
+        """With any noise at all."""
+        return self.sigma > 0
+
+    def log_density(self, observed: Tree, given: Tree, facts: Facts) -> Tensor | None:
+        """Gaussian around what came in, clipped."""
+        return gaussian(observed, clipped(given, self.clip), self.sigma)

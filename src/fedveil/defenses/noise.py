@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from fedveil.clients.batch import ClientBatch
-from fedveil.defenses.base import Defense, Strength
+from fedveil.defenses.base import Defense, Facts, Strength
+from fedveil.defenses.densities import gaussian, laplace
 from fedveil.defenses.guarantee import Exposure, Guarantee
 from fedveil.errors import FedveilError
 from fedveil.fields import LARGEST, NonNegative, declared
@@ -115,6 +116,15 @@ class GaussianNoise(AdditiveNoise):
         """g + N(0, sigma²), every entry anew."""
         return noisy(update, self.sigma, batch.streams.normal_like)
 
+    @property
+    def random(self) -> bool:
+        """With any noise at all."""
+        return self.sigma > 0
+
+    def log_density(self, observed: Tree, given: Tree, facts: Facts) -> Tensor | None:
+        """Gaussian around what came in."""
+        return gaussian(observed, given, self.sigma)
+
 
 @defenses.register("laplace-noise")
 @declared
@@ -137,3 +147,12 @@ class LaplaceNoise(AdditiveNoise):
     def protect(self, update: Tree, batch: ClientBatch) -> Tree:
         """g + Laplace(0, scale), every entry anew."""
         return noisy(update, self.scale, batch.streams.laplace_like)
+
+    @property
+    def random(self) -> bool:
+        """With any noise at all."""
+        return self.scale > 0
+
+    def log_density(self, observed: Tree, given: Tree, facts: Facts) -> Tensor | None:
+        """Laplace around what came in."""
+        return laplace(observed, given, self.scale)

@@ -15,3 +15,8 @@ class NoDefense(Defense):
     reads_data = False
     matched_as_it_is = True
     weaknesses = ("The shared gradient is the true one.",)
+
+    @property
+    def random(self) -> bool:
+        """No."""
+        return False
