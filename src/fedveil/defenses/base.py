@@ -184,6 +184,21 @@ class Defense:
         """Predicted effects on a true update, for the report: plain names and numbers."""
         return {}
 
+    # ---- the law of what is sent ---------------------------------------------------------------------------
+
+    @property
+    def random(self) -> bool:
+        """Whether it draws numbers at these settings, for an update or for data that are given."""
+        return True
+
+    def log_density(self, observed: Tree, given: Tree, facts: Facts) -> Tensor | None:
+        """The log density of what was sent, given what came in to be protected: one number per row, shape (K,).
+
+        Up to what is the same for every candidate. None where there is no closed form. What comes in to a `SummedStep`
+        is the mean over the examples of a step, as it would go out without noise.
+        """
+        return None
+
 
 class SummedStep(Defense):
     """A defense that owns the step as a sum over examples, released once: micro-batches of the step add up."""
@@ -232,6 +247,11 @@ def keeps_models(defense: Defense) -> bool:
 def states_knowledge(defense: Defense) -> bool:
     """Whether a defense says what an attacker who knows it would do. Without that no informed attacker was tried."""
     return defense.matched_as_it_is or type(defense).knowledge is not Defense.knowledge
+
+
+def has_density(defense: Defense) -> bool:
+    """Whether a defense states the law of what it sends."""
+    return type(defense).log_density is not Defense.log_density
 
 
 def chooses_batch(defense: Defense) -> bool:

@@ -34,6 +34,11 @@ class Clip(Defense):
         """g · min(1, norm/‖g‖) for each client."""
         return clipped(update, self.norm, self.order)
 
+    @property
+    def random(self) -> bool:
+        """No."""
+        return False
+
 
 def clipped(update: Tree, norm: float, order: Literal["l1", "l2"] = "l2") -> Tree:
     """Every row scaled down to a norm of at most `norm`, also after rounding: noise is measured by that bound.

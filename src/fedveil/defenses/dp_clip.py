@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Literal
 
-from fedveil.defenses.base import Call, Defense, Strength
+from torch import Tensor
+
+from fedveil.defenses.base import Call, Defense, Facts, Strength
 from fedveil.defenses.clip import clipped
+from fedveil.defenses.densities import gaussian
 from fedveil.defenses.guarantee import ALL_DATA, Exposure, GaussianRelease, Guarantee
 from fedveil.defenses.noise import noisy
 from fedveil.fields import NonNegative, Positive, declared
@@ -85,3 +88,12 @@ class DPClip(ClippedNoise):
             protects=ALL_DATA,
             mechanism=GaussianRelease(multiplier, exposure.uses(self.acts_at)),
         )
+
+    @property
+    def random(self) -> bool:
+        """With any noise at all."""
+        return self.sigma > 0
+
+    def log_density(self, observed: Tree, given: Tree, facts: Facts) -> Tensor | None:
+        """Gaussian around what came in, clipped."""
+        return gaussian(observed, clipped(given, self.clip), self.sigma)

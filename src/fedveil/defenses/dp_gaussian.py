@@ -8,9 +8,11 @@ from functools import lru_cache
 from typing import Annotated, Literal
 
 from pydantic import Field
+from torch import Tensor
 
-from fedveil.defenses.base import Call, Strength
+from fedveil.defenses.base import Call, Facts, Strength
 from fedveil.defenses.clip import clipped
+from fedveil.defenses.densities import gaussian
 from fedveil.defenses.dp_clip import ClippedNoise
 from fedveil.defenses.guarantee import ALL_DATA, Exposure, GaussianRelease, Guarantee
 from fedveil.defenses.noise import noisy
@@ -62,6 +64,10 @@ class DPGaussian(ClippedNoise):
             protects=ALL_DATA,
             mechanism=GaussianRelease(gaussian_multiplier(self.epsilon, self.delta), exposure.uses(self.acts_at)),
         )
+
+    def log_density(self, observed: Tree, given: Tree, facts: Facts) -> Tensor | None:
+        """Gaussian around what came in, clipped."""
+        return gaussian(observed, clipped(given, self.clip), self.sigma)
 
 
 # ---- the Gaussian mechanism, exactly (Balle & Wang 2018, Theorem 8) ------------------------------------------

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Literal
 
-from fedveil.defenses.base import Call, Strength
+from torch import Tensor
+
+from fedveil.defenses.base import Call, Facts, Strength
 from fedveil.defenses.clip import clipped
+from fedveil.defenses.densities import laplace
 from fedveil.defenses.dp_clip import ClippedNoise
 from fedveil.defenses.guarantee import ALL_DATA, Exposure, Guarantee, LaplaceRelease
 from fedveil.defenses.noise import noisy
@@ -52,3 +55,7 @@ class DPLaplace(ClippedNoise):
             protects=ALL_DATA,
             mechanism=LaplaceRelease(self.epsilon, exposure.uses(self.acts_at)),
         )
+
+    def log_density(self, observed: Tree, given: Tree, facts: Facts) -> Tensor | None:
+        """Laplace around what came in, clipped."""
+        return laplace(observed, clipped(given, self.clip, self.order), self.scale(given.size))

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from fedveil.clients.batch import ClientBatch, StepResult
-from fedveil.defenses.base import Strength, SummedStep
+from fedveil.defenses.base import Facts, Strength, SummedStep
 from fedveil.defenses.clip import clipped
+from fedveil.defenses.densities import gaussian
 from fedveil.defenses.dp_clip import noise_measures
 from fedveil.defenses.guarantee import ONE_EXAMPLE, Exposure, GaussianRelease, Guarantee
 from fedveil.defenses.noise import noisy
@@ -81,3 +82,7 @@ class DPSGD(SummedStep):
         """Noise against the clipped signal, and the cosine that follows, for a batch of one example."""
         found = noise_measures(update, self.clip, (self.noise_multiplier * self.clip) ** 2)
         return {f"{name} (batch of 1)": value for name, value in found.items()}
+
+    def log_density(self, observed: Tree, given: Tree, facts: Facts) -> Tensor | None:
+        """Gaussian around the mean of the clipped gradients of the examples."""
+        return gaussian(observed, given, self.noise_multiplier * self.clip / facts.batch_size)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fedveil.defenses.base import Facts, Knowledge
+from fedveil.defenses.densities import Pair, log_odds_of_two, summed
 from fedveil.defenses.ldp import BoundedMechanism, precision_measures
 from fedveil.fields import declared
 from fedveil.registry import defenses
@@ -51,6 +52,14 @@ class Duchi(BoundedMechanism):
         """The range and the standard deviation √(bound²C² − ω²), at ω = 0 where it is largest."""
         factor = range_factor(self.epsilon)
         return precision_measures(factor, self.bound * factor, self.bound)
+
+    def log_density(self, observed: Tree, given: Tree, facts: Facts) -> Tensor | None:
+        """The chance of the one of two values that was sent."""
+
+        def law(pair: Pair) -> Tensor:
+            return log_odds_of_two(pair.given / self.bound, pair.sent > 0, self.epsilon)
+
+        return summed(observed, given, law)
 
 
 def duchi(t: Tensor, epsilon: float, streams: Streams) -> Tensor:

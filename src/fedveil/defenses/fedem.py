@@ -165,3 +165,8 @@ class FedEM(Defense):
         """What the search costs."""
         passes = self.steps + (0 if self.freeze else self.steps - 1)
         return {"extra gradients behind each shared one": float(passes)}
+
+    @property
+    def random(self) -> bool:
+        """By its random start, if there is room for any."""
+        return self.radius > 0

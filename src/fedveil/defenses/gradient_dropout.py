@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from fedveil.defenses.base import Call, Defense, Facts, Knowledge, Strength
+from fedveil.defenses.densities import Pair, either, log_normal_density, root_mean_square, summed
 from fedveil.defenses.guarantee import Exposure, Guarantee
 from fedveil.fields import KeepProbability, NonNegative, declared
 from fedveil.registry import defenses
@@ -111,6 +113,25 @@ class GradientDropout(Defense):
     def _variance(self, g: Tensor) -> Tensor:
         spread = self._spread(g)
         return spread.flatten().square() if isinstance(spread, Tensor) else g.new_full((len(g),), spread**2)
+
+    @property
+    def random(self) -> bool:
+        """Unless every entry is kept."""
+        return self.keep < 1
+
+    def log_density(self, observed: Tree, given: Tree, facts: Facts) -> Tensor | None:
+        """A mixture: g/keep exactly, or a decoy. Where decoys are silent, every entry that is not zero was kept."""
+
+        def law(pair: Pair) -> Tensor:
+            kept = math.log(self.keep) + pair.spike(pair.given / self.keep)
+            fixed = pair.given.new_full((1, 1), self.sigma)
+            spread = root_mean_square(pair.given) if self.match_spread else fixed
+            decoy = math.log1p(-self.keep) + log_normal_density(pair.sent, spread.clamp_min(_TINY))
+            zero = either(pair.given == 0, 0.0, math.log1p(-self.keep))
+            silent = torch.where(pair.sent == 0, zero, kept)
+            return torch.where(spread > 0, torch.logaddexp(kept, decoy), silent)
+
+        return summed(observed, given, law)
 
 
 def kept_posterior(values: Tensor, keep: float, decoy: Tensor, components: int = 16, rounds: int = 100) -> Tensor:

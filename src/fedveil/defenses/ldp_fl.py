@@ -12,6 +12,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedveil.defenses.base import Call, Defense, Facts, Knowledge, Strength
+from fedveil.defenses.densities import Pair, log_odds_of_two, summed
 from fedveil.defenses.duchi import duchi, range_factor, signal_prior
 from fedveil.defenses.guarantee import Exposure, Guarantee
 from fedveil.defenses.ldp import Epsilon, per_coordinate, precision_measures, randomized
@@ -152,6 +153,26 @@ class LDPFL(Defense):
         squares = sum(update[name][0].numel() * radius**2 for name, (_, radius) in ranges.items())
         radius = math.sqrt(squares / update.size) if self.radii else self.radius
         return precision_measures(factor, radius * factor, radius)
+
+    def log_density(self, observed: Tree, given: Tree, facts: Facts) -> Tensor | None:
+        """The chance of the one of two values that was sent; an adaptive range must be the candidate's own, too."""
+        ranges, factor = self._ranges(given), range_factor(self.epsilon)
+
+        def law(pair: Pair) -> Tensor:
+            if not self.adaptive:
+                center, radius = ranges[pair.name]
+                return log_odds_of_two((pair.given - center) / radius, pair.sent > center, self.epsilon)
+            low, high = pair.given.amin(1, keepdim=True), pair.given.amax(1, keepdim=True)
+            middle, reach = (low + high) / 2, (high - low) / 2
+            upper = pair.sent > middle
+            value = middle + torch.where(upper, reach, -reach) * factor
+            # All entries of a tensor show one range: it counts once, not once for every entry.
+            fit = pair.spike(value).mean(1, keepdim=True)
+            t = ((pair.given - middle) / reach).nan_to_num(0.0)
+            odds = torch.where(reach > 0, log_odds_of_two(t, upper, self.epsilon), 0.0)
+            return odds + fit / pair.given.shape[1]
+
+        return summed(observed, given, law)
 
 
 def _precision(around: Tree, share: float) -> Tree:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fedveil.defenses.base import Call, Defense, Facts, Knowledge, Strength
 from fedveil.defenses.clip import clipped
+from fedveil.defenses.densities import gaussian
 from fedveil.defenses.guarantee import Exposure, Guarantee
 from fedveil.defenses.noise import noisy
 from fedveil.fields import NonNegative, Positive, declared
@@ -83,3 +84,12 @@ class LDPM(Defense):
             "share of gradients clipped": float((length > self.clip).double().mean()),
             "predicted cosine to the true gradient": float((1 + ratio).rsqrt().mean()),
         }
+
+    @property
+    def random(self) -> bool:
+        """With any noise at all; for a given batch its composition is no matter of chance any more."""
+        return self.sigma > 0
+
+    def log_density(self, observed: Tree, given: Tree, facts: Facts) -> Tensor | None:
+        """Gaussian around what came in, clipped."""
+        return gaussian(observed, clipped(given, self.clip), self.sigma)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated
 
+import torch
 from pydantic import Field
+from torch import Tensor
 
 from fedveil.defenses.base import Call, Defense, Facts, Knowledge, Strength
+from fedveil.defenses.densities import Pair, either, summed
 from fedveil.fields import declared
 from fedveil.registry import defenses
 from fedveil.tree import Tree
@@ -52,6 +56,21 @@ class GradientMasking(Defense):
             "share of entries kept": 1 - self.share,
             "predicted cosine to the true gradient": (1 - self.share) ** 0.5,
         }
+
+    @property
+    def random(self) -> bool:
+        """Unless nothing is masked."""
+        return self.share > 0
+
+    def log_density(self, observed: Tree, given: Tree, facts: Facts) -> Tensor | None:
+        """Zero, or what came in exactly."""
+
+        def law(pair: Pair) -> Tensor:
+            kept = math.log1p(-self.share) + pair.spike(pair.given)
+            zero = either(pair.given == 0, 0.0, math.log(self.share))
+            return torch.where(pair.sent == 0, zero, kept)
+
+        return summed(observed, given, law)
 
 
 def support(observed: Tree) -> Tree:

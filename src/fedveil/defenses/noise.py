@@ -10,7 +10,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedveil.defenses.base import Call, Defense, Strength
+from fedveil.defenses.base import Call, Defense, Facts, Strength
+from fedveil.defenses.densities import gaussian, laplace
 from fedveil.defenses.guarantee import Exposure, Guarantee
 from fedveil.errors import FedveilError
 from fedveil.fields import LARGEST, NonNegative, declared
@@ -113,6 +114,15 @@ class GaussianNoise(AdditiveNoise):
         """g + N(0, sigma²), every entry anew."""
         return noisy(update, self.sigma, call.streams.normal_like)
 
+    @property
+    def random(self) -> bool:
+        """With any noise at all."""
+        return self.sigma > 0
+
+    def log_density(self, observed: Tree, given: Tree, facts: Facts) -> Tensor | None:
+        """Gaussian around what came in."""
+        return gaussian(observed, given, self.sigma)
+
 
 @defenses.register("laplace-noise")
 @declared
@@ -135,3 +145,12 @@ class LaplaceNoise(AdditiveNoise):
     def protect(self, update: Tree, call: Call) -> Tree:
         """g + Laplace(0, scale), every entry anew."""
         return noisy(update, self.scale, call.streams.laplace_like)
+
+    @property
+    def random(self) -> bool:
+        """With any noise at all."""
+        return self.scale > 0
+
+    def log_density(self, observed: Tree, given: Tree, facts: Facts) -> Tensor | None:
+        """Laplace around what came in."""
+        return laplace(observed, given, self.scale)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fedveil.defenses.base import Call, Defense, Facts, Knowledge, Strength
+from fedveil.defenses.densities import Pair, log_normal_density, root_mean_square, summed
 from fedveil.defenses.noise import tell_lost_noise
 from fedveil.fields import NonNegative, declared
 from fedveil.registry import defenses
@@ -69,3 +70,17 @@ class NoiseAdd(Defense):
         A change of weights that an attacker forms from noisy weights is far noisier than that.
         """
         return {"predicted cosine to the true message": (1 + self.ratio**2) ** -0.5}
+
+    @property
+    def random(self) -> bool:
+        """With any noise at all."""
+        return self.ratio > 0
+
+    def log_density(self, observed: Tree, given: Tree, facts: Facts) -> Tensor | None:
+        """Gaussian around what came in, with a spread that is the candidate's own."""
+
+        def law(pair: Pair) -> Tensor:
+            spread = torch.maximum(self.ratio * root_mean_square(pair.given), pair.blur(pair.given))
+            return log_normal_density(pair.sent - pair.given, spread)
+
+        return summed(observed, given, law)

@@ -14,3 +14,8 @@ class NoDefense(Defense):
 
     matched_as_it_is = True
     weaknesses = ("The shared gradient is the true one.",)
+
+    @property
+    def random(self) -> bool:
+        """No."""
+        return False

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fedveil.defenses.base import Facts, Knowledge
+from fedveil.defenses.densities import Pair, either, summed
 from fedveil.defenses.ldp import BoundedMechanism, precision_measures
 from fedveil.defenses.sent_weights import SPREADS, cut_normal, mixed_posterior
 from fedveil.fields import declared
@@ -76,6 +77,17 @@ class PM(BoundedMechanism):
     def measures(self, update: Tree) -> dict[str, float]:
         """The range and the standard deviation of an entry of zero; it grows by ω²/(e^{ε/2}−1) under the root."""
         return precision_measures(1 / math.tanh(self.epsilon / 4), self.base_variance**0.5, self.bound)
+
+    def log_density(self, observed: Tree, given: Tree, facts: Facts) -> Tensor | None:
+        """Uniform near the entry, and e^−ε times that in the rest of the range."""
+        x, rest = _tail(self.epsilon)
+
+        def law(pair: Pair) -> Tensor:
+            t = (pair.given / self.bound).clamp(-1, 1)
+            sent = pair.sent / self.bound * rest
+            return either((sent - t).abs() <= x + pair.blur(sent) + pair.blur(t), 0.0, -self.epsilon)
+
+        return summed(observed, given, law)
 
 
 def piecewise(t: Tensor, epsilon: float, streams: Streams) -> Tensor:

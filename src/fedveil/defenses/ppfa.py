@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Literal, Self
 
 import pydantic
+import torch
+from torch import Tensor
 
 from fedveil.defenses.base import Call, Defense, Facts, Knowledge, MessageKind, Strength
+from fedveil.defenses.densities import spike, squared_distance
 from fedveil.fields import NonNegative, Positive, Probability, Repeats, declared
 from fedveil.registry import defenses
 from fedveil.tree import Tree, at_least_single
@@ -102,6 +105,22 @@ class PPFA(Defense):
             ratio = self.norm**2 / update.norm().square().clamp_min(1e-30)
             found["predicted cosine to the true gradient"] = float((1 + ratio).rsqrt().mean())
         return found
+
+    @property
+    def random(self) -> bool:
+        """With any distortion at all: its direction starts at random."""
+        return self.norm >= 4 * self.diameter * _ROUNDING
+
+    def log_density(self, observed: Tree, given: Tree, facts: Facts) -> Tensor | None:
+        """What was sent lies at the distance Δ from what came in, exactly but for rounding.
+
+        The direction is left out. One at random is equally likely to be any; one that was searched for is not, but to
+        a candidate at another distance no direction leads at all.
+        """
+        distance = squared_distance(observed, given).sqrt()
+        length = squared_distance(observed, observed * 0.0).sqrt()
+        eps = max(torch.finfo(tensor.dtype).eps for tensor in observed.values())
+        return spike(distance - self.norm, eps * (length + self.norm), length + distance + self.norm)
 
 
 def _to_norm(tree: Tree, norm: float) -> Tree:

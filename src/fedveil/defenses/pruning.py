@@ -67,3 +67,8 @@ class GradientPruning(Defense):
             "share of entries kept": float(share.mean()),
             "predicted cosine to the true gradient": float(cosine.mean()),
         }
+
+    @property
+    def random(self) -> bool:
+        """No."""
+        return False

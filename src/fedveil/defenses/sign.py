@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated
 
 import torch
@@ -9,6 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedveil.defenses.base import Call, Defense, Facts, Knowledge, Strength
+from fedveil.defenses.densities import IMPOSSIBLE, Pair, either, summed
 from fedveil.fields import Positive, declared
 from fedveil.registry import defenses
 from fedveil.tree import Tree, matrix, per_client
@@ -60,3 +62,25 @@ class SignCompression(Defense):
         signs = update.map(lambda g: torch.sign(g) * self._scale(g))
         cosine = signs.dot(update) / (signs.norm() * update.norm()).clamp_min(1e-30)
         return {"predicted cosine to the true gradient": float(cosine.mean()) * (1 - 2 * self.flip)}
+
+    @property
+    def random(self) -> bool:
+        """Where signs may be turned."""
+        return self.flip > 0
+
+    def log_density(self, observed: Tree, given: Tree, facts: Facts) -> Tensor | None:
+        """The chance of every sign; zero stays zero, and a scale of the tensor's own must be the candidate's."""
+
+        def law(pair: Pair) -> Tensor:
+            size = pair.given.abs().mean(1, keepdim=True)
+            right = either(pair.sent * pair.given > 0, math.log1p(-self.flip), math.log(self.flip))
+            silent = pair.given.abs() <= pair.blur(pair.given)
+            odd = either(silent == (pair.sent == 0), 0.0, -IMPOSSIBLE)
+            chance = torch.where(silent | (pair.sent == 0), odd, right)
+            if self.scale is not None:
+                return chance
+            # All entries of a tensor show one scale: it counts once, not once for every entry.
+            shown = pair._replace(sent=pair.sent.abs().amax(1, keepdim=True), given=size)
+            return chance + shown.spike(size) / pair.given.shape[1]
+
+        return summed(observed, given, law)

@@ -94,6 +94,11 @@ class Soteria(Defense):
             return _weight_of(self.layer) if _weight_of(self.layer) in update else None
         return next((n for n in reversed(list(update)) if n.endswith("weight") and update[n].dim() == 3), None)
 
+    @property
+    def random(self) -> bool:
+        """Where a random part of the features is scored."""
+        return self.features is not None and self.prune > 0
+
 
 def scores(features: Tensor, norms: Tensor) -> Tensor:
     """Σ ‖∂r_i/∂x‖/|r_i| over the batch, from tensors of shape (K, B, m): shape (K, m)."""

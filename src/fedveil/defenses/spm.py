@@ -9,12 +9,15 @@ import torch
 from torch import Tensor
 
 from fedveil.defenses.base import Call, Defense, Facts, Knowledge, Strength
+from fedveil.defenses.densities import IMPOSSIBLE, Pair, either, summed
 from fedveil.defenses.guarantee import Exposure, Guarantee
 from fedveil.defenses.ldp import Epsilon, per_coordinate, randomized
 from fedveil.defenses.sent_weights import Range, likely_change
 from fedveil.fields import declared
 from fedveil.registry import defenses
 from fedveil.tree import Tree
+
+_TINY = 1e-300  # keeps logarithms finite
 
 
 class SignMechanism(Defense):
@@ -137,6 +140,25 @@ class SignMechanism(Defense):
             "predicted standard deviation of an entry over its size": self.variance**0.5,
             "predicted cosine of what is sent to what it was": self.mean / self.second_moment**0.5,
         }
+
+    def log_density(self, observed: Tree, given: Tree, facts: Facts) -> Tensor | None:
+        """Uniform over [|ω|, C·|ω|], on the side of the right sign or on the other one; zero stays zero.
+
+        The density is that of the logarithm of the size, which has no unit: |o|/(|ω|·(C − 1)) for an observed o.
+        """
+        log_right, log_wrong = math.log1p(-self.flip), math.log(max(self.flip, _TINY))
+
+        def law(pair: Pair) -> Tensor:
+            size, blur, sent = pair.given.abs(), pair.blur(pair.given), pair.sent.abs() * self.divisor
+            # `blur` on either side: the right candidate's own rounding must not put it out of the range.
+            inside = (sent >= size - blur) & (sent <= (1 + self.stretch) * (size + blur))
+            width = self.stretch * size + 2 * blur
+            chance = either(pair.sent * pair.given > 0, log_right, log_wrong)
+            moved = chance + torch.log(sent.clamp_min(_TINY)) - torch.log(width)
+            possible = torch.where(pair.sent == 0, 0.0, moved)
+            return torch.where(inside, possible, possible - IMPOSSIBLE)
+
+        return summed(observed, given, law)
 
 
 @defenses.register("spm")
