@@ -37,7 +37,7 @@ def test_links_lead_to_files() -> None:
 
 
 def test_every_registered_method_is_named() -> None:
-    """What works is in the README's table or the page it links to, and every class can be reached as fedveil.NAME."""
+    """What works is in the README's table or on the page that it links to."""
     from fedveil.registry import REGISTRIES
 
     told = (README + (ROOT / "docs/defenses.md").read_text(encoding="utf-8")).lower()
