@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 BASE := $(VENV)/.base-ready
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test test-slow lint format bench fuzz kill clean
+.PHONY: setup demo test test-slow lint format stubs bench fuzz kill clean
 
 setup: $(READY)
 
@@ -40,6 +40,10 @@ test-slow: $(READY)
 format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# What type checkers read of `fedveil.defenses` and `fedveil.attacks`, after a method was added.
+stubs: $(READY)
+	$(BIN)/python -c "from fedveil.registry import write_stubs; write_stubs()"
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks

@@ -33,6 +33,7 @@ from fedveil.errors import FedveilError
 from fedveil.memory import keep_freed_memory
 from fedveil.registry import datasets, models
 from fedveil.tasks.task import build_model
+from fedveil.workers import Workers
 
 ROOT = Path(__file__).parents[1]
 CLIENTS, PER_ROUND, OWN, BATCH, ROUNDS, RATE = 100, 10, 600, 10, 20, 0.1
@@ -163,7 +164,7 @@ def fedveil_run(work: Mapping[str, Any], backend: Backend) -> tuple[nn.Module, f
         sampling_rate=work["per_round"] / len(work["clients"]),
     )
     seconds = []
-    with fv.Workers(WORKERS) as workers:
+    with Workers(WORKERS) as workers:
         for _ in range(2):
             start = time.perf_counter()
             run = fv.federate(task, None, settings, backend=backend, workers=workers)

@@ -35,7 +35,7 @@ if __name__ == "__main__":
     torch.manual_seed(0)
     outcome = fv.audit(
         fv.Task(model=Net(), data=stripes(), clients=4, name="stripes"),
-        defense=fv.GradientDropout(keep=0.7),
+        defense=fv.defenses.GradientDropout(keep=0.7),
         attack="inverting-gradients:steps=100",
         federation=fv.FederationSettings(rounds=5, lr=0.05),
         settings=fv.AuditSettings(victims=8, candidates=40),

@@ -9,14 +9,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import fedveil as fv
+from fedveil.registry import REGISTRIES
 
 STUB = ast.parse(Path(fv.__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
 
 
 def test_completion_shows_every_public_name_and_nothing_else() -> None:
     assert dir(fv) == sorted(fv.__all__)
-    assert {"audit", "federate", "task", "Watch", "Observer", "GradientDropout", "FedveilError"} <= set(dir(fv))
+    assert {"audit", "federate", "task", "defenses", "attacks", "FedveilError"} <= set(dir(fv))
+    assert len(dir(fv)) < 20, "methods belong in their namespaces, rarely used names in their modules"
     assert not [name for name in dir(fv) if name.startswith("_") and name != "__version__"]
 
 
@@ -28,8 +32,39 @@ def test_every_name_of_the_stub_is_there() -> None:
             assert getattr(fv, alias.name) is getattr(importlib.import_module(str(node.module)), alias.name)
 
 
+@pytest.mark.parametrize("kind", ["defenses", "attacks"])
+def test_methods_are_attributes_of_their_namespace(kind: str) -> None:
+    namespace, registry = getattr(fv, kind), REGISTRIES[kind]
+    own = [name for name, entry in registry.entries().items() if entry.target.startswith(f"fedveil.{kind}.")]
+    classes = [registry.load(name) for name in own]
+    assert dir(namespace) == sorted(cls.__name__ for cls in classes)
+    for cls in classes:
+        assert getattr(namespace, cls.__name__) is cls
+    stub = Path(namespace.__file__).with_suffix(".pyi").read_text(encoding="utf-8")
+    assert stub == registry.stub(), "a method came, went or moved: run `make stubs`"
+
+
+def test_a_name_that_is_elsewhere_says_where() -> None:
+    for name, home in {
+        "GradientDropout": "defenses.GradientDropout",
+        "DLG": "attacks.DLG",
+        "Audit": "AuditSettings",
+        "Federation": "FederationSettings",
+    }.items():
+        with pytest.raises(AttributeError, match=rf"no attribute '{name}': it is fedveil\.{home}$"):
+            getattr(fv, name)
+    with pytest.raises(AttributeError, match=r"^module 'fedveil' has no attribute 'nothing'$"):
+        fv.nothing  # noqa: B018
+    with pytest.raises(AttributeError, match=r"fedveil\.defenses' has no attribute 'Clipp': did you mean 'Clip'\?$"):
+        fv.defenses.Clipp  # noqa: B018
+    assert not hasattr(fv.attacks, "__wrapped__")
+
+
 def test_names_are_known_before_torch_is_imported() -> None:
-    code = "import sys, fedveil; assert 'audit' in dir(fedveil); assert not {'torch', 'numpy'} & set(sys.modules)"
+    code = (
+        "import sys, fedveil; assert 'audit' in dir(fedveil); assert 'Clip' in dir(fedveil.defenses)\n"
+        "assert 'DLG' in dir(fedveil.attacks); assert not {'torch', 'numpy'} & set(sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 

@@ -57,7 +57,7 @@ def printed(code):
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "gnu_get_libc_version"), reason="only glibc is asked")
 def test_glibc_takes_the_limits():
-    assert printed("from fedveil import keep_freed_memory; print(keep_freed_memory())") == "True"
+    assert printed("from fedveil.memory import keep_freed_memory; print(keep_freed_memory())") == "True"
 
 
 def test_a_program_that_uses_the_library_is_left_alone(asked):

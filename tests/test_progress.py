@@ -13,7 +13,7 @@ import pytest
 
 import fedveil as fv
 from fedveil.attacks.inverting_gradients import InvertingGradients
-from fedveil.federation.observers import Observer
+from fedveil.federation.observers import Observer, Watch
 from fedveil.progress import Forecast, Meter, Stage, part_of, reporting, style_for
 
 TRAINING, AGAIN, ATTACK = Stage("training", "t", 10), Stage("training under x", "t", 20), Stage("attacking", "a", 500)
@@ -155,7 +155,7 @@ def test_a_watch_of_ones_own_takes_the_place_of_the_bars() -> None:
         def on_round_end(self, record: object) -> None:
             rounds.append(record.round)  # type: ignore[attr-defined]
 
-    watch = fv.Watch(
+    watch = Watch(
         observers=(Mine(),),
         plan=lambda stages: plans.append([stage.line for stage in stages]),
         stage=lines.append,

@@ -4,7 +4,7 @@
 import fedveil as fv
 
 task = fv.task("digits", model="mlp", clients=4)
-result = fv.audit(task, defense=fv.GradientDropout(keep=0.8), attack="inverting-gradients")
+result = fv.audit(task, defense=fv.defenses.GradientDropout(keep=0.8), attack="inverting-gradients")
 print(result.leakage)
 result.report("report.html")
 ```
@@ -33,10 +33,23 @@ __all__ = sorted(_HOMES)
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
-        raise AttributeError(f"module 'fedveil' has no attribute '{name}'")
-    value = getattr(importlib.import_module(_HOMES[name]), name)
+        raise AttributeError(f"module 'fedveil' has no attribute '{name}'{_hint(name)}")
+    home = _HOMES[name]
+    if home == __name__:  # a namespace of methods
+        value: Any = importlib.import_module(f"{home}.{name}")
+    else:
+        value = getattr(importlib.import_module(home), name)
     globals()[name] = value
     return value
+
+
+def _hint(name: str) -> str:
+    """Where the class of a method is, or what settings are called."""
+    if name.startswith("_"):
+        return ""
+    homes = [f"{room}.{name}" for room in ("defenses", "attacks") if name in dir(__getattr__(room))]
+    homes += [settings for settings in (f"{name}Settings",) if settings in _HOMES]
+    return f": it is fedveil.{homes[0]}" if homes else ""
 
 
 def __dir__() -> list[str]:

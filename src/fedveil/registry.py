@@ -8,6 +8,7 @@ of the group `fedveil.defenses` (likewise attacks, datasets, models), and a scri
 from __future__ import annotations
 
 import ast
+import difflib
 import functools
 import importlib
 import importlib.util
@@ -80,6 +81,30 @@ class Registry:
             summary = (cls.__doc__ or "").strip().partition("\n")[0]
             found.setdefault(name, Entry(name, f"{cls.__module__}:{cls.__qualname__}", summary))
         return dict(sorted(found.items()))
+
+    def class_names(self) -> list[str]:
+        """The names of fedveil's own classes, sorted, without importing them."""
+        return sorted(self._homes())
+
+    def class_named(self, name: str) -> type:
+        """One of fedveil's own classes: what its package gives for an attribute of that name."""
+        homes = {} if name.startswith("_") else self._homes()
+        if name not in homes:
+            near = difflib.get_close_matches(name, homes, n=1)
+            hint = f": did you mean '{near[0]}'?" if near else ""
+            raise AttributeError(f"module '{self.package}' has no attribute '{name}'{hint}")
+        found: type = getattr(importlib.import_module(homes[name]), name)
+        return found
+
+    def stub(self) -> str:
+        """What type checkers read instead of the package's `__getattr__`: an import of every class."""
+        lines = [f"from {home} import {name} as {name}" for name, home in self._homes().items()]
+        return "\n".join([f'"""The registered {self.kind}s, written by `make stubs`."""', "", *sorted(lines), ""])
+
+    def _homes(self) -> dict[str, str]:
+        """The modules of fedveil's own classes, by class name."""
+        targets = (entry.target.partition(":") for entry in self._own().values())
+        return {name: module for module, _, name in targets}
 
     def _own(self) -> dict[str, Entry]:
         return _scan(self.package, f"{self.group.rpartition('.')[2]}.register")
@@ -214,3 +239,10 @@ attacks = Registry("attack", "fedveil.attacks", "fedveil.attacks")
 datasets = Registry("data set", "fedveil.datasets", "fedveil.tasks.datasets")
 models = Registry("model", "fedveil.models", "fedveil.tasks.models")
 REGISTRIES = {"defenses": defenses, "attacks": attacks, "datasets": datasets, "models": models}
+
+
+def write_stubs() -> None:
+    """Write the stubs beside the packages whose classes are also attributes."""
+    for registry in (defenses, attacks):
+        path = Path(__file__).parent / registry.package.rpartition(".")[2] / "__init__.pyi"
+        path.write_text(registry.stub(), encoding="utf-8")

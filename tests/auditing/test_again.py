@@ -24,7 +24,7 @@ def config(task: fv.Task = TASK, seed: int = 3, train: bool = True) -> dict[str,
     return Asked(
         task,
         Chain.of("clip:norm=2+gradient-dropout:keep=0.7"),
-        (fv.InvertingGradients(steps=7), fv.DLG()),
+        (fv.attacks.InvertingGradients(steps=7), fv.attacks.DLG()),
         FEDERATION,
         fv.AuditSettings(victims=5, rounds=(1, 3), batch_size=2, exposed_above=0.3),
         seed=seed,
@@ -60,7 +60,7 @@ def test_changes_are_in_the_command() -> None:
     changed = {"audit.victims": 64, "audit.batch_size": 1, "attack": [{"name": "dlg", "steps": 9}]}
     made = typed(command_line(config(), changed))
     assert (made.audit.victims, made.audit.batch_size) == (64, 1)
-    assert made.attack == (fv.DLG(steps=9),)
+    assert made.attack == (fv.attacks.DLG(steps=9),)
 
 
 def test_every_setting_is_spelled_as_the_command_line_has_it() -> None:

@@ -80,7 +80,7 @@ def test_the_floor_knows_nothing_of_the_update(scene_and_updates: tuple[Scene, T
 def test_roles_run_together_as_they_would_alone(scene_and_updates: tuple[Scene, Tree, Tree]) -> None:
     scene, true, shared = scene_and_updates
     problems = problems_by_role(scene, Chain.of("gaussian-noise:sigma=0.01"), defended=shared, undefended=true)
-    attack = fv.InvertingGradients(steps=5)
+    attack = fv.attacks.InvertingGradients(steps=5)
     together = run_roles(attack, problems, backend="stacked")
     for role, problem in problems.items():
         alone = attack.run(replace(problem, streams=Streams.seeded(1, range(3), "attack")), backend="stacked")
@@ -90,8 +90,8 @@ def test_roles_run_together_as_they_would_alone(scene_and_updates: tuple[Scene, 
 def test_unrolled_local_steps_reach_the_engine(scene_and_updates: tuple[Scene, Tree, Tree]) -> None:
     scene, true, _ = scene_and_updates
     local = LocalSteps(steps=2, batch_size=1, lr=0.5)
-    plain = fv.InvertingGradients(steps=3).run(scene.problem(true), backend="stacked")
-    unrolled = fv.InvertingGradients(steps=3).run(replace(scene, local=local).problem(true), backend="stacked")
+    plain = fv.attacks.InvertingGradients(steps=3).run(scene.problem(true), backend="stacked")
+    unrolled = fv.attacks.InvertingGradients(steps=3).run(replace(scene, local=local).problem(true), backend="stacked")
     assert not torch.equal(plain.inputs, unrolled.inputs)
 
 
@@ -111,7 +111,7 @@ class Turned(torch.nn.Sequential):
 
 def test_the_key_of_an_attack_is_its_content(scene_and_updates: tuple[Scene, Tree, Tree]) -> None:
     scene, true, shared = scene_and_updates
-    attack, problem = fv.InvertingGradients(steps=5), scene.problem(true)
+    attack, problem = fv.attacks.InvertingGradients(steps=5), scene.problem(true)
 
     def key(changed: Problem = problem, by: Attack = attack, backend: Backend = "stacked") -> str:
         return content_key(by, {"naive": changed}, backend)
@@ -127,8 +127,8 @@ def test_the_key_of_an_attack_is_its_content(scene_and_updates: tuple[Scene, Tre
     assert problem.box is not None
     low, high = problem.box
     others = [
-        key(by=fv.InvertingGradients(steps=6)),
-        key(by=fv.InvertingGradients(steps=5, restarts=7)),
+        key(by=fv.attacks.InvertingGradients(steps=6)),
+        key(by=fv.attacks.InvertingGradients(steps=5, restarts=7)),
         key(backend="compiled"),
         key(replace(problem, target=shared)),
         key(replace(problem, weight=problem.weight * 0.5)),
@@ -252,7 +252,7 @@ def test_local_steps_are_repeated_where_they_are_alike() -> None:
 def test_labels_must_fit(labels: torch.Tensor, line: str) -> None:
     check_captures([captured()], CaptureSetting(), torch.tensor([[0, 2]]))
     with pytest.raises(FedveilError, match=line):
-        attack_captures([captured()], fv.InvertingGradients(steps=1), labels=labels)
+        attack_captures([captured()], fv.attacks.InvertingGradients(steps=1), labels=labels)
 
 
 def test_captures_attacked_together_must_agree() -> None:

@@ -167,7 +167,7 @@ def test_without_a_defense(task: fv.Task) -> None:
 
 
 def test_labels_are_read_off(task: fv.Task) -> None:
-    attack = fv.InvertingGradients(steps=5, labels="recovered")
+    attack = fv.attacks.InvertingGradients(steps=5, labels="recovered")
     settings = fv.AuditSettings(victims=4, batch_size=4)
     found = fv.audit(task, "clip", attack, settings=settings, train=False, backend="stacked")
     (run,) = found.result.attacks
@@ -254,13 +254,13 @@ def test_a_finished_attack_is_not_run_again(task: fv.Task, tmp_path: Path, monke
 
     first = audit(resume=False)
     runs = []
-    real = fv.InvertingGradients.run
+    real = fv.attacks.InvertingGradients.run
 
     def counted(self, *given, **named):  # type: ignore[no-untyped-def]
         runs.append(1)
         return real(self, *given, **named)
 
-    monkeypatch.setattr(fv.InvertingGradients, "run", counted)
+    monkeypatch.setattr(fv.attacks.InvertingGradients, "run", counted)
     assert audit(resume=True) == first
     assert not runs
     audit(resume=True, seed=1)  # another configuration
@@ -390,7 +390,7 @@ class Silent(Defense):
 def test_no_informed_attacker_is_claimed_where_none_could_be_informed(task: fv.Task) -> None:
     alone = own_audit(task, defense=Silent())
     assert [row.role for row in alone.result.rows] == ["ceiling", "naive", "noise-floor", "mean-floor"]
-    together = own_audit(task, defense=[Silent(), fv.Clip()])  # of one of the two it knows
+    together = own_audit(task, defense=[Silent(), fv.defenses.Clip()])  # of one of the two it knows
     assert "adaptive" in [row.role for row in together.result.rows]
     with pytest.raises(FedveilError, match="test-silent does not say what an attacker who knows it would do"):
         own_audit(task, defense=Silent(), settings=fv.AuditSettings(victims=2, attackers="adaptive"))

@@ -104,7 +104,7 @@ def test_only_sizes_that_hardly_ever_come_are_beyond_chance(planned):
 def guard(batch_size=8, noise=0.5, **options):
     torch.manual_seed(0)
     model = torch.nn.Linear(6, 3)
-    spec = fv.DPSGD(clip=1.0, noise_multiplier=noise)
+    spec = fv.defenses.DPSGD(clip=1.0, noise_multiplier=noise)
     return fv.Guard(model, torch.nn.functional.cross_entropy, spec, seed=0, batch_size=batch_size, **options)
 
 

@@ -212,7 +212,7 @@ def test_a_model_and_data_of_the_users_own(tmp_path: Path) -> None:
     task = fv.Task(model=Net(), data=own_arrays(), clients=3, name="my images")
     outcome = fv.audit(
         task,
-        defense=fv.GradientDropout(keep=0.8),
+        defense=fv.defenses.GradientDropout(keep=0.8),
         attack="inverting-gradients:steps=5",
         federation=fv.FederationSettings(rounds=1),
         settings=fv.AuditSettings(victims=3, candidates=5),

@@ -15,7 +15,7 @@ from PIL import Image
 
 import fedveil as fv
 from fedveil.cli import attack as cli_attack
-from fedveil.federation.capture import Truth
+from fedveil.federation.capture import Capture, Truth
 from fedveil.tasks.models.mlp import MLP
 
 from .console import SMALL, Fedveil, files, refused
@@ -113,7 +113,7 @@ def test_a_capture_from_elsewhere_needs_its_model_named(fedveil: Fedveil, tmp_pa
     gradient = torch.autograd.grad(loss, list(model.parameters()))
     before = {name: parameter.detach() for name, parameter in model.named_parameters()}
     shared = dict(zip(before, gradient, strict=True))
-    fv.Capture(kind="gradient", before=before, shared=shared, client=0, round=1, lr=(0.1,), batch_sizes=(1,)).save(
+    Capture(kind="gradient", before=before, shared=shared, client=0, round=1, lr=(0.1,), batch_sizes=(1,)).save(
         tmp_path / "theirs.safetensors"
     )
     given = ("attack", "theirs.safetensors", "--attack", "idlg:steps=2", "--quiet", "--out", "attacked")

@@ -155,7 +155,11 @@ def test_a_normalized_data_set_can_be_audited() -> None:
     inputs, _ = made.train.batch([0])
     assert any(torch.equal(inputs[0], data[place][0]) for place in range(160))  # type: ignore[arg-type]
     outcome = fv.audit(
-        made, None, fv.InvertingGradients(steps=2), settings=fv.AuditSettings(victims=2, reference="none"), train=False
+        made,
+        None,
+        fv.attacks.InvertingGradients(steps=2),
+        settings=fv.AuditSettings(victims=2, reference="none"),
+        train=False,
     )
     shown = torch.from_numpy(outcome.images.originals)
     assert any(torch.allclose(shown[0], data.pixels[place], atol=1e-5) for place in range(160))
@@ -211,7 +215,7 @@ def test_classes_have_names() -> None:
     data = (PIXELS, CLASSES)
     assert Task(net(side=4), data).label_names == ("0", "1", "2")
     named = Task(net(side=4), data, class_names=["cat", "dog", "\x1b[31meel\n"])
-    assert named.label_names == ("cat", "dog", "\\x1b[31meel ")
+    assert named.label_names == ("cat", "dog", "\\x1b[31meel")
     assert holdings(named).labels == list(named.label_names)
     pictures = Pictures()
     for form in (pictures, random_split(pictures, [40, 20]), Subset(Subset(pictures, range(50)), range(40))):

@@ -1,1 +1,19 @@
-"""Attacks: the matching engine with its choices, and one module per named attack."""
+"""Attacks: the matching engine with its parts, and one module per named attack.
+
+The class of a named attack is `fedveil.attacks.CLASS`, imported when it is first used. The registry knows the names
+from the sources; `__init__.pyi` beside this file tells them to type checkers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fedveil.registry import attacks as _registry
+
+
+def __getattr__(name: str) -> Any:
+    return _registry.class_named(name)
+
+
+def __dir__() -> list[str]:
+    return _registry.class_names()

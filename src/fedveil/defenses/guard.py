@@ -28,7 +28,7 @@ class Guard:
     """Protects the gradients of one client's own training loop.
 
     ```python
-    guard = fedveil.Guard(model, torch.nn.functional.cross_entropy, fedveil.GradientDropout())
+    guard = fedveil.Guard(model, torch.nn.functional.cross_entropy, fedveil.defenses.GradientDropout())
     for x, y in loader:
         optimizer.zero_grad()
         guard.backward(x, y)  # fills .grad with the protected gradient

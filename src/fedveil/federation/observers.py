@@ -42,7 +42,9 @@ class Watch:
     """Who is told how far an audit has come, in place of the bars that it would show. All are optional.
 
     ```python
-    watch = fedveil.Watch(stage=print, attack=lambda done, total: print(f"{done / total:.0%}"))
+    from fedveil.federation.observers import Watch
+
+    watch = Watch(stage=print, attack=lambda done, total: print(f"{done / total:.0%}"))
     fedveil.audit(task, defense, watch=watch)
     ```
     """
