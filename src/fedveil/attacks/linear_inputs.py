@@ -1,0 +1,305 @@
+"""The inputs of a linear layer with a bias from its gradient rows: linear algebra alone, no model.
+
+Row i of [dW | db] is Σ_b δ_bi·(x_b, 1): the rows lie in the span of the B inputs, the columns in that of the B vectors
+δ_b. A row with one active example is a multiple of that input. Behind ReLU every δ_b is zero wherever example b is
+inactive, and a mixture of several vectors δ_b is zero on fewer rows than each of them. So among all directions of the
+column space the sparsest ones are the δ_b, and their dual basis holds the inputs (SPEAR's idea).
+
+The sparsest directions are found as in decoding: invert r random rows of the rank-r factor; each column of the
+inverse is a direction that vanishes on r − 1 of them. Keep those that vanish on many more rows, fit each anew on all
+rows where it vanishes, and stop when r independent ones give inputs within the valid range.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+WIDTH = 5.0  # a value within so many standard deviations of its noise counts as zero
+MARGIN = 3  # rows on which a sparse direction must vanish beyond those that it was made from
+EDGE = 3.0  # a singular value counts as signal from so many times the largest that noise has
+ALIKE = 0.9999  # cosine from which two directions are the same
+DEPENDENT = 1e-4  # share of a direction outside the span of others below which it is one of their mixtures
+SLACK = 0.1  # how far inputs may lie outside the valid range, in parts of it: data defenses shift them
+ROUNDING = 1e-3  # how far they may for rounding alone
+SWEEPS = 60  # rounds of the robust fit
+
+
+@dataclass(frozen=True, eq=False)
+class Span:
+    """The part of gradient rows that inputs explain: rows ≈ spread[:, None]·(left @ right).
+
+    Divided by `spread` every entry has noise of size 1, and so has every entry of left @ q for a unit vector q.
+    """
+
+    left: Tensor  # (n, r)
+    right: Tensor  # (r, m), orthonormal
+    spread: Tensor  # (n,) size of the noise in each row
+
+    @property
+    def rank(self) -> int:
+        """How many inputs the rows tell apart."""
+        return len(self.right)
+
+
+@dataclass(frozen=True, eq=False)
+class LinearInputs:
+    """Inputs and the vectors δ with which they make up the rows: rows ≈ effects.T @ [inputs | 1]."""
+
+    inputs: Tensor  # (r, d)
+    effects: Tensor  # (r, n)
+    complete: bool  # whether a sparse direction was found for every input; if not, the inputs are mixtures
+
+
+def span_of(rows: Tensor, most: int, noise: float) -> Span:
+    """The span of gradient rows (n, m), of rank `most` or less, with the noise of each row read off the rest.
+
+    noise: the least standard deviation of an entry, relative to its row's root mean square (rounding).
+    """
+    size = rows.norm(dim=1) / rows.shape[1] ** 0.5
+    most = min(most, *rows.shape)
+    u, s, v = torch.linalg.svd(rows, full_matrices=False)
+    rest = rows - (u[:, :most] * s[:most]) @ v[:most]
+    beyond = rest.norm(dim=1) / max(rows.shape[1] - most, 1) ** 0.5
+    spread = torch.maximum(beyond, noise * size)
+    spread = torch.where(size > 0, spread, 1.0)  # a unit that no example activates
+    u, s, v = torch.linalg.svd(rows / spread[:, None], full_matrices=False)
+    edge = EDGE * (rows.shape[0] ** 0.5 + rows.shape[1] ** 0.5)
+    rank = max(1, int((s[:most] > edge).sum()))
+    return Span(u[:, :rank] * s[:rank], v[:rank], spread)
+
+
+def recover_inputs(
+    span: Span, box: tuple[Tensor, Tensor] | None, tries: int, generator: torch.Generator
+) -> LinearInputs:
+    """The inputs behind a span. Of a span of several inputs without sparse directions, mixtures of them.
+
+    box: the valid range, each of shape (d,). tries: at most so many sets of rows are inverted.
+    """
+    if span.rank == 1:
+        return _inputs(span, torch.ones_like(span.left[:1, :1]), complete=True)
+
+    def outside(directions: Tensor) -> float:
+        return _outside(_inputs(span, directions, complete=True).inputs, box)
+
+    live = span.left[span.left.norm(dim=1) > WIDTH]
+    found = sparse_directions(live, outside, tries, generator)
+    if found is None:
+        return _inputs(span, torch.eye(span.rank).to(span.left), complete=False)
+    return _inputs(span, found, complete=True)
+
+
+def _outside(inputs: Tensor, box: tuple[Tensor, Tensor] | None) -> float:
+    """How far inputs lie outside the valid range at most, in parts of it."""
+    if box is None:
+        return 0.0
+    beyond = torch.maximum(box[0] - inputs, inputs - box[1]) / (box[1] - box[0]).clamp_min(1e-300)
+    return float(torch.nan_to_num(beyond, nan=torch.inf).amax().clamp_min(0))
+
+
+def lone_rows(rows: Tensor, box: tuple[Tensor, Tensor] | None) -> Tensor:
+    """What would be the input of every row if one example alone were active in it; those within the valid range."""
+    inputs = rows[:, :-1] / rows[:, -1:]
+    fine = torch.isfinite(inputs).all(1)
+    if box is not None:
+        slack = SLACK * (box[1] - box[0])
+        fine &= ((inputs >= box[0] - slack) & (inputs <= box[1] + slack)).all(1)
+    return inputs[fine]
+
+
+def _inputs(span: Span, directions: Tensor, complete: bool) -> LinearInputs:
+    """The dual basis of directions (r, r): inputs whose last entry, the bias's, is 1."""
+    values = span.left @ directions.T
+    if span.rank > 1 and complete:
+        values = torch.where(_vanishing(values), 0.0, values)
+    dual = torch.linalg.lstsq(values, span.left).solution @ span.right  # (r, m)
+    last = dual[:, -1]
+    # The bias entry's own noise: where it is larger than the entry, the inputs shrink toward 0 and do not explode.
+    doubt = values.norm(dim=0).clamp_min(1e-300).reciprocal()
+    scale = last.square() + doubt.square()
+    inputs = dual[:, :-1] * (last / scale)[:, None]
+    return LinearInputs(inputs, (values * span.spread[:, None] * last).T, complete)
+
+
+# ---- sparse directions -----------------------------------------------------------------------------------------
+
+
+def sparse_directions(
+    left: Tensor, outside: Callable[[Tensor], float], tries: int, generator: torch.Generator
+) -> Tensor | None:
+    """r independent directions (r, r), rows of unit length, on which left (n, r) vanishes most often; None if not found.
+
+    `left` has noise of size 1. `outside` says how far the inputs of a set of directions lie outside the valid range:
+    the first set that lies within is taken, else, in the end, the one that is nearest to it.
+    """
+    count, rank = left.shape
+    if count < rank or 2**rank > rank * tries:  # too few tries to see even one, if half of the entries are zero
+        return None
+    pool, last = left.new_zeros(0, rank), left.new_zeros(0, rank)
+    best: tuple[float, Tensor | None] = (SLACK, None)
+    tries = min(tries, 64 * 2**rank // rank)  # where half of the entries are zero, this is enough many times over
+    size, tried = 32, 0
+    while tried < tries:
+        # Those that vanish on far fewer rows than the sparsest are mixtures; the longer it takes, the more are let in.
+        least = (0.6 - 0.5 * tried / tries) * float(_zeros(left, pool[:1]).sum())
+        pool = _merged(left, pool, _drawn(left, size, max(least, rank - 1 + MARGIN), generator))
+        chosen = _independent(left, pool)
+        if len(chosen) == rank and not torch.equal(chosen, last):
+            last = chosen
+            pure = unmixed(left, chosen)
+            best = min(best, (outside(pure), pure), key=lambda pair: pair[0])
+            if best[0] < ROUNDING:
+                break
+            pool = _merged(left, pool, pure)
+        tried += size
+        size = min(2 * size, max(32, 2**20 // (count * rank)))
+    return best[1]
+
+
+def _drawn(left: Tensor, size: int, least: float, generator: torch.Generator) -> Tensor:
+    """Those directions that vanish on all but one of r random rows, and on `least` rows in all, sparsest first."""
+    count, rank = left.shape
+    index = torch.rand(size, count, generator=generator).topk(rank).indices.to(left.device)
+    inverse = torch.linalg.inv_ex(left[index]).inverse  # (T, r, r)
+    values = left @ inverse  # (T, n, r)
+    # The noise of the r rows is amplified by what the others are made of them.
+    noise = WIDTH * (1 + values.square().sum(2, keepdim=True)).sqrt() * inverse.norm(dim=1, keepdim=True)
+    typical = values.square().mean(1, keepdim=True).sqrt()
+    by_chance = (noise / typical).clamp(max=1).sum(1)
+    score = torch.nan_to_num((values.abs() <= noise).sum(1) - by_chance, nan=-torch.inf)  # (T, r)
+    good = score >= least
+    found = inverse.transpose(1, 2)[good][score[good].argsort(descending=True)]
+    return found / found.norm(dim=1, keepdim=True)
+
+
+def _merged(left: Tensor, pool: Tensor, found: Tensor) -> Tensor:
+    """The pool with those of the found directions that are new, sparsest first."""
+    old, new = _values(left, pool), _values(left, found)
+    fresh = (new.T @ old).abs().amax(1) < ALIKE if len(pool) else torch.ones(len(found), dtype=torch.bool)
+    found, new = found[fresh][: 16 * left.shape[1]], new[:, fresh][:, : 16 * left.shape[1]]
+    while len(found):
+        fitted = _fitted(left, found[0])
+        alike = torch.zeros(len(found), dtype=torch.bool, device=left.device)
+        alike[0] = True
+        if fitted is not None:
+            value = _values(left, fitted[None])
+            alike |= (new.T @ value).abs().amax(1) >= ALIKE
+            if not len(pool) or float((old.T @ value).abs().amax()) < ALIKE:
+                pool, old = torch.cat([pool, fitted[None]]), torch.cat([old, value], 1)
+        found, new = found[~alike], new[:, ~alike]
+    return pool[_zeros(left, pool).argsort(descending=True, stable=True)]
+
+
+def _values(left: Tensor, directions: Tensor) -> Tensor:
+    return torch.nn.functional.normalize(left @ directions.T, dim=0)
+
+
+def _fitted(left: Tensor, direction: Tensor) -> Tensor | None:
+    """The direction fitted to all rows on which it vanishes; None if these are no more than chance gives."""
+    for _ in range(4):
+        zero = _vanishing(left @ direction)
+        if int(zero.sum()) < left.shape[1] - 1 + MARGIN:
+            return None
+        direction = torch.linalg.svd(left[zero], full_matrices=False).Vh[-1]
+    return direction
+
+
+def _vanishing(values: Tensor) -> Tensor:
+    return values.abs() <= WIDTH
+
+
+def _zeros(left: Tensor, directions: Tensor) -> Tensor:
+    """On how many rows each direction vanishes."""
+    return _vanishing(left @ directions.T).sum(0)
+
+
+def _independent(left: Tensor, pool: Tensor) -> Tensor:
+    """The first independent directions of the pool."""
+    basis = left.new_zeros(len(left), 0)
+    chosen = []
+    for direction in pool:
+        value = torch.nn.functional.normalize(left @ direction, dim=0)
+        for _ in range(2):  # once is not orthogonal enough
+            value = value - basis @ (basis.T @ value)
+        if float(value.norm()) > DEPENDENT:
+            basis = torch.cat([basis, torch.nn.functional.normalize(value, dim=0)[:, None]], 1)
+            chosen.append(direction)
+    return torch.stack(chosen) if chosen else pool[:0]
+
+
+def unmixed(left: Tensor, directions: Tensor) -> Tensor:
+    """Take off each direction the multiple of another that makes it vanish on more rows, as long as there is one.
+
+    Two examples that are mostly active together leave mixtures: these vanish where both are inactive. The multiple is
+    the ratio of the two that occurs most often.
+    """
+    directions = directions.clone()
+    changed = True
+    while changed:
+        changed = False
+        for k in range(len(directions)):
+            values = left @ directions.T  # (n, r)
+            own = values[:, k]
+            ratios = (own[:, None] / values).T  # (r, n): the multiple that would make a row vanish
+            ratios = torch.where(_vanishing(values).T, 0.0, ratios)
+            counts = torch.stack([_zeros_after(own, other, r) for other, r in zip(values.T, ratios, strict=True)])
+            counts[k] = 0
+            other, row = divmod(int(counts.argmax()), counts.shape[1])
+            if int(counts[other, row]) < int(_vanishing(own).sum()) + MARGIN:
+                continue
+            mixed = directions[k] - ratios[other, row] * directions[other]
+            fitted = _fitted(left, mixed / mixed.norm())
+            if fitted is not None and _vanishing(left @ fitted).sum() > _vanishing(own).sum():
+                directions[k], changed = fitted, True
+    return directions
+
+
+def _zeros_after(own: Tensor, other: Tensor, ratios: Tensor) -> Tensor:
+    """On how many rows own − ratio·other vanishes, for each of the ratios."""
+    noise = WIDTH * (1 + ratios.square()).sqrt()
+    return ((own - ratios[:, None] * other).abs() <= noise[:, None]).sum(1)
+
+
+# ---- rows of which some entries are not to be trusted ------------------------------------------------------------
+
+
+def trusted_rows(rows: Tensor, trust: Tensor, rank: int) -> tuple[Tensor, float]:
+    """Rows of that rank which fit the trusted entries, and the size of the noise that is left, relative to theirs.
+
+    Least squares weighted by the trust, alternating between the two factors. Entries that do not fit lose their weight
+    (Cauchy's): where most of the trusted entries are exact, what they have in common is found exactly.
+    """
+    rank = min(rank, *rows.shape)
+    observed = trust > 0
+    size = float(rows[observed].square().mean().sqrt()) if bool(observed.any()) else 0.0
+    if size == 0:
+        return torch.zeros_like(rows), 0.0
+    right = torch.linalg.svd(rows * trust, full_matrices=False).Vh[:rank]
+    weight, scale = trust, size
+    for _ in range(SWEEPS):
+        left = _weighted_fit(rows, weight, right)
+        left = torch.linalg.qr(left).Q
+        right = _weighted_fit(rows.T, weight.T, left).T
+        off = (rows - left @ right).abs()
+        scale = max(min(scale, _weighted_median(off, trust)), 1e-12 * size)
+        weight = trust / (1 + (off / (3 * scale)).square())
+    return left @ right, scale / size
+
+
+def _weighted_fit(rows: Tensor, weight: Tensor, right: Tensor) -> Tensor:
+    """The left factor (n, r) of each row's weighted least squares; rows without weight get zeros."""
+    rank = len(right)
+    squares = (right[:, None] * right[None]).flatten(0, 1)  # (r·r, m)
+    normal = (weight @ squares.T).unflatten(1, (rank, rank))
+    ridge = 1e-12 * normal.diagonal(dim1=1, dim2=2).sum(1).clamp_min(1e-300)
+    normal = normal + ridge[:, None, None] * torch.eye(rank).to(normal)
+    return torch.linalg.solve(normal, ((weight * rows) @ right.T)[:, :, None])[:, :, 0]
+
+
+def _weighted_median(values: Tensor, weight: Tensor) -> float:
+    values, order = values.flatten().sort()
+    total = weight.flatten()[order].cumsum(0)
+    return float(values[torch.searchsorted(total, total[-1] / 2).clamp(max=len(values) - 1)])
