@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedveil.clients import choose
-from fedveil.clients.choose import choose_backend, make_engine, predicted_seconds, why_not_stacked
+from fedveil.clients.choose import choose_backend, gradient_seconds, make_engine, why_not_stacked
 from fedveil.errors import FedveilError
 
 SAMPLE = torch.zeros(4, 6), torch.zeros(4, dtype=torch.int64)
@@ -133,7 +133,7 @@ def test_an_unknown_backend_is_refused():
         make_engine(LINEAR, F.cross_entropy, backend="fast", clients=1, sample=SAMPLE, steps=1)
 
 
-def test_predicted_time_grows_with_the_arithmetic():
+def test_estimated_time_grows_with_the_arithmetic():
     small, large = nn.Linear(6, 3), nn.Sequential(nn.Linear(6, 2000), nn.Linear(2000, 2000))
-    assert predicted_seconds(small, SAMPLE, 200) == pytest.approx(2 * predicted_seconds(small, SAMPLE, 100))
-    assert predicted_seconds(large, SAMPLE, 100) > 2 * predicted_seconds(small, SAMPLE, 100)
+    assert gradient_seconds(small, SAMPLE, 200) == pytest.approx(2 * gradient_seconds(small, SAMPLE, 100))
+    assert gradient_seconds(large, SAMPLE, 100) > 2 * gradient_seconds(small, SAMPLE, 100)

@@ -126,3 +126,36 @@ def test_without_a_compiler_it_says_so_once_and_runs_on(monkeypatch, caplog):
     (message,) = told(caplog)
     assert "no C++ compiler was found (No working C++ compiler found)" in message
     assert "\n" not in message
+
+
+def test_another_run_compiles_for_its_own_first_batch_and_nothing_twice(monkeypatch):
+    made, ran = [], []
+
+    def compile_once(function, name):
+        made.append(name)
+        return lambda *arguments: ran.append(arguments[4].shape) or function(*arguments)
+
+    monkeypatch.setattr("fedveil.clients.engine.compile_once", compile_once)
+    monkeypatch.setattr("fedveil.clients.engine.compiler_found", lambda: True)
+    case = make_case("small of everything", clients=4)
+    few = case.rows(slice(4))
+    few.inputs, few.targets = few.inputs[:, :3], few.targets[:, :3]
+    first = case.engine("compiled", chunk=2)
+    for each in (case, few, case):
+        assert_equals_loop(first, each)
+    assert (made, ran) == (
+        ["gradient"],
+        [case.targets[:2].shape] * 4,
+    )  # twice two chunks; the few ran stacked
+    other = first.again()
+    for each in (few, case):  # this run begins with few examples
+        assert_equals_loop(other, each)
+    assert (made[1:], ran[4:]) == (["gradient"], [few.targets[:2].shape] * 2)
+    assert_equals_loop(first.again(), case)
+    assert_equals_loop(first.again(chunk=4), case)  # another number of clients is another graph
+    assert (made[2:], ran[6:]) == (["gradient"], [case.targets[:2].shape] * 2 + [case.targets.shape])
+    assert_equals_loop(first.uncompiled(), case)
+    assert len(ran) == 9
+    assert (first.backend, first.uncompiled().backend, first.again("loop").uncompiled().backend) == (
+        *("compiled", "stacked", "loop"),
+    )

@@ -1,8 +1,8 @@
 """Choosing a backend: what a model can run on, and which is fastest for it here.
 
-A short calibration times one step on `loop` and on `stacked`; its outcome is kept in a small cache file, so that the
-same run on the same machine always chooses the same and gives the same result to the last bit. `compiled` is chosen
-only where the time it is predicted to save is well above the time it takes to compile.
+A short calibration times one step on `loop` and on `stacked`. Its times are kept in a small cache file, so that the
+same run on the same machine always makes the same choice and gives the same result to the last bit. `compiled` is
+chosen only where the time it is estimated to save is well above the time it takes to compile.
 """
 
 from __future__ import annotations
@@ -34,12 +34,20 @@ from fedveil.tree import Tree
 
 log = logging.getLogger("fedveil")
 
-# Measured on one core with small networks.
-OPERATIONS_PER_SECOND = 2e10
-CALL_SECONDS = 5e-4
 COMPILE_SECONDS = 30.0  # what compiling one function takes
 CLEARLY = 1.1  # times faster stacking must be: where both are close, the loop holds less memory
 COMPILED_SAVES = 0.5  # share of the stacked time that compiling saves on small models
+
+
+@dataclass(frozen=True)
+class Speed:
+    """How fast one core computes."""
+
+    operations_per_second: float
+    call_seconds: float  # what every call takes on top
+
+
+GRADIENTS = Speed(2e10, 5e-4)  # measured with small networks
 
 
 @dataclass(frozen=True)
@@ -157,16 +165,24 @@ def _calibrated(engine: Engine, sample: tuple[Inputs, Tensor], one_copy: bool) -
     return known[key]
 
 
-def predicted_seconds(model: nn.Module, sample: tuple[Inputs, Tensor], gradients: int) -> float:
-    """What so many gradients take on one core, about, from their counted arithmetic: the same on a busy machine."""
+def gradient_seconds(model: nn.Module, sample: tuple[Inputs, Tensor], gradients: int) -> float:
+    """Estimated seconds for n gradients on one core, from their counted arithmetic: the same on a busy machine."""
     arguments, keywords = as_arguments(sample[0])
     own = copy.deepcopy(model)  # batch norm would move its statistics
-    operations = counted_operations(lambda: own(*arguments, **keywords))
-    return gradients * (CALL_SECONDS + 3 * operations / OPERATIONS_PER_SECOND)
+    return estimated_seconds(3 * counted_operations(lambda: own(*arguments, **keywords)), gradients)
+
+
+def estimated_seconds(operations_per_call: float, calls: int, speed: Speed = GRADIENTS) -> float:
+    """Estimated seconds for n calls of so many floating-point operations each.
+
+    >>> estimated_seconds(2e7, 1000)
+    1.5
+    """
+    return calls * (speed.call_seconds + operations_per_call / speed.operations_per_second)
 
 
 def counted_operations(call: Callable[[], object]) -> int:
-    """The floating-point operations of a call; what it draws from torch's generator is drawn again later."""
+    """The floating-point operations of a call. Torch's generator is left as it was."""
     counter = FlopCounterMode(display=False)
     with torch.no_grad(), torch.random.fork_rng(devices=[]), counter:
         call()

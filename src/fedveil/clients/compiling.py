@@ -28,7 +28,7 @@ def compile_once(function: Callable[..., Any], name: str, *, keep_layout: bool =
     def call(*arguments: Any) -> Any:
         return function(*arguments)
 
-    code = call.__code__.replace(co_name=f"fedveil_{name.split()[0]}")
+    code = call.__code__.replace(co_name=f"fedveil_{name}")
     own = types.FunctionType(code, call.__globals__, code.co_name, None, call.__closure__)
     options: dict[str, Any] = {"layout_optimization": False} if keep_layout else {}
     if hasattr(torch.compiler, "skip_all_guards_unsafe"):  # the release that lets guards be chosen

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fedveil.clients.choose import make_engine, predicted_seconds
+from fedveil.clients.choose import gradient_seconds, make_engine
 from fedveil.clients.engine import Backend, Engine, Tensors
 from fedveil.defenses.base import Defense
 from fedveil.defenses.chain import Chain, ClientStates
@@ -153,7 +153,7 @@ def _several(pool: Workers, task: Task, settings: FederationSettings, device: st
             raise FedveilError(f"worker processes compute on the processor, not on {device}: use workers=1 there")
         return False
     gradients = settings.rounds * _steps(task, settings) * _clients_of_a_round(task, settings)
-    return pool.worth(lambda: predicted_seconds(task.model, _sample(task, settings, "cpu"), gradients))
+    return pool.worth(lambda: gradient_seconds(task.model, _sample(task, settings, "cpu"), gradients))
 
 
 def _steps(task: Task, settings: FederationSettings) -> int:

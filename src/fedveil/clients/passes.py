@@ -1,0 +1,127 @@
+"""One client's passes through the model, as pure functions and with plain autograd."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedveil.clients.dropout import KeyedDropout, with_keyed_dropout
+from fedveil.tasks.inputs import Inputs, as_arguments, with_leaf
+
+Loss = Callable[[Any, Tensor], Tensor]  # (model output, targets) -> mean loss of the batch
+Tensors = dict[str, Tensor]  # one client's tensors
+
+
+class OneClient(NamedTuple):
+    """What a client's passes start from; no tensor has a client axis."""
+
+    params: Tensors
+    buffers: Tensors
+    keys: Tensors  # of the dropout layers
+    inputs: Inputs
+    targets: Tensor
+
+
+class Passes:
+    """A model and its loss, run with the weights of one client at a time.
+
+    `perturb` names the leaf of the inputs that input gradients are taken of (None: the inputs are one tensor). `own`
+    runs the module itself and not a copy of it: what its owner changes in it counts at once.
+    """
+
+    def __init__(self, model: nn.Module, loss: Loss, *, perturb: str | None = None, own: bool = False) -> None:
+        self.model, self.key_names = (model, []) if own else with_keyed_dropout(model)
+        self.own = own
+        self.loss_function = loss
+        self.perturb = perturb
+        # With plain autograd: what the forward pass and the loss run in (autocast), and what the loss is multiplied by
+        # on the way back (half precision would lose small gradients). Results are not scaled.
+        self.precision: Callable[[], AbstractContextManager[Any]] = nullcontext
+        self.loss_scale = 1.0
+        self._stand_ins: dict[str, KeyedDropout] = {}  # for the dropout layers of a module that is run itself, by key
+        self._lender: Tensors | None = None
+        self._lent: Tensors | None = None
+        self._own_values: Tensors = {}  # what was in the model's parameters before weights were lent to it
+        self._find_own()
+
+    def _find_own(self) -> None:
+        self._own = dict(self.model.named_parameters())
+        self._own_buffers = dict(self.model.named_buffers())
+
+    # ---- pure functions --------------------------------------------------------------------------------
+
+    def forward(self, params: Tensors, buffers: Tensors, keys: Tensors, inputs: Inputs) -> tuple[Any, Tensors]:
+        """The model's output and its moved buffers; nothing that is passed in changes."""
+        moved = {name: buffer.clone() for name, buffer in buffers.items()}
+        state = {**moved, **{name: key.clone() for name, key in keys.items()}}
+        arguments, keywords = as_arguments(inputs)
+        if params is self._lent:
+            self._put_buffers(state)
+            return self.model(*arguments, **keywords), moved
+        return functional_call(self.model, (params, state), arguments, keywords), moved
+
+    def loss_and_buffers(
+        self, params: Tensors, buffers: Tensors, keys: Tensors, inputs: Inputs, targets: Tensor
+    ) -> tuple[Tensor, Tensors]:
+        """A client's loss and the buffers that its forward pass moved."""
+        output, moved = self.forward(params, buffers, keys, inputs)
+        return self.loss_function(output, targets), moved
+
+    def loss_at(self, value: Tensor, client: OneClient) -> Tensor:
+        """A client's loss as a function of the perturbed leaf of its inputs."""
+        return self.loss_and_buffers(*self.moved_to(value, client))[0]
+
+    def moved_to(self, value: Tensor, client: OneClient) -> OneClient:
+        """The client with another value of that leaf."""
+        return client._replace(inputs=with_leaf(client.inputs, self.perturb, value))
+
+    # ---- plain autograd, for any module ----------------------------------------------------------------
+
+    def lend(self, params: Tensors) -> Tensors:
+        """The model's own parameters with one client's weights in them, not copied, until `take_back`.
+
+        A model called with its own parameters costs nothing on top, where `functional_call` would cost as much as a
+        small layer.
+        """
+        if params is self._lender and self._lent is not None:
+            return self._lent
+        if self._lent is None:
+            self._own_values = {name: self._own[name].data for name in params}
+        self._lender, self._lent = params, {name: self._own[name] for name in params}
+        for own, tensor in zip(self._lent.values(), params.values(), strict=True):
+            own.data = tensor
+            if not own.requires_grad:
+                own.requires_grad_()
+        return self._lent
+
+    def take_back(self) -> None:
+        """Leave the model as it was."""
+        for name, tensor in self._own_values.items():
+            self._own[name].data = tensor
+        self._put_buffers(self._own_buffers)
+        self._lender = self._lent = None
+        self._own_values = {}
+
+    def _put_buffers(self, buffers: Tensors) -> None:
+        for name, buffer in buffers.items():
+            module, _, short = name.rpartition(".")
+            (self._stand_ins.get(name) or self.model.get_submodule(module))._buffers[short] = buffer
+
+    def in_precision(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """What a function gives inside of `precision`."""
+        with self.precision():
+            return function(*arguments)
+
+    def gradients(self, loss: Tensor, params: Tensors) -> Tensors:
+        """The gradient of a loss in every parameter; zeros for one that the loss does not touch."""
+        scale = self.loss_scale
+        start = None if scale == 1 else torch.full_like(loss, scale)
+        found = torch.autograd.grad(loss, list(params.values()), start, allow_unused=True)
+        dense = [None if g is None else g.to_dense() if g.is_sparse else g for g in found]
+        pairs = zip(params.items(), dense, strict=True)
+        return {n: torch.zeros_like(p) if g is None else g if start is None else g / scale for (n, p), g in pairs}
