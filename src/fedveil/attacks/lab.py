@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from torch import Tensor
+
+from fedveil.attacks.replay import shared_updates
 from fedveil.attacks.scene import Public
 from fedveil.defenses.chain import Chain
 from fedveil.defenses.updates import Updates
 from fedveil.streams import Streams
 from fedveil.tasks.examples import Examples
+from fedveil.tasks.inputs import Inputs
+from fedveil.tree import Tree
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,3 +25,7 @@ class Lab:
     auxiliary: Examples | None  # disjoint from the clients' data, the victims and what these are told from
     streams: Streams  # one stream
     chain: Chain = field(default_factory=Chain)  # what the attacker knows of the defense: maybe nothing
+
+    def messages(self, inputs: Inputs, labels: Tensor, streams: Streams) -> Tree:
+        """What K clients with these batches, (K, B, ...) and (K, B), would send under the defense."""
+        return shared_updates(self.public, self.model, self.chain, inputs, labels, streams)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -38,7 +38,7 @@ class LinkTest(Attack):
     needs: ClassVar[frozenset[str]] = frozenset({"candidates"})
     revision: ClassVar[int] = 1
 
-    def run(self, scene: Scene, fitted: object = None) -> Links:  # type: ignore[override]
+    def run(self, scene: Scene, fitted: Any = None) -> Links:
         """The score of every candidate of every victim."""
         if scene.candidates is None:
             raise FedveilError("the link test picks one of several candidates, and here there are none")

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from fedveil.attacks.quiet import _WithoutDropout, quiet
 from fedveil.attacks.scene import Public
+from fedveil.attacks.without_dropout import DropoutOff, without_dropout
 from fedveil.clients.batch import ClientBatch
 from fedveil.clients.choose import why_not_stacked
 from fedveil.clients.engine import Backend, Engine
@@ -40,12 +40,12 @@ class Replay:
         if len(sample[1]) != like.examples:
             raise FedveilError(f"a candidate has {len(sample[1])} examples, but an update here is of {like.examples}")
         self.like = like
-        model = quiet(public.model)
+        model = without_dropout(public.model)
         perturb = _perturbable(sample[0])
         params, buffers = like.before.row(0), like.buffers.row(0)
         self.exact = not _draws(public.model, params, buffers, sample[0])  # a model that draws is not done again
         drawing = not self.exact and _draws(model, params, buffers, sample[0])
-        self._context: type[AbstractContextManager[object]] = _WithoutDropout if drawing else nullcontext
+        self._context: type[AbstractContextManager[object]] = DropoutOff if drawing else nullcontext
         self._engine = Engine(model, public.loss, backend="stacked", perturb=perturb)
         with self._context():
             # One large model at a time is as fast on the loop. Nothing is timed: the choice must not vary.

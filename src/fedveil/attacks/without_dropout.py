@@ -37,7 +37,7 @@ def dropout_off(problem: Problem) -> AbstractContextManager[object]:
     problem.output(0, problem.like.new_zeros(problem.batch_size, *problem.shape))
     after = torch.get_rng_state()
     torch.set_rng_state(before)
-    return nullcontext() if torch.equal(before, after) else _WithoutDropout()
+    return nullcontext() if torch.equal(before, after) else DropoutOff()
 
 
 _DROPOUT = {
@@ -55,7 +55,7 @@ _DROPOUT = {
 _CHANCE = 4  # the place of `dropout_p` among the arguments of scaled_dot_product_attention
 
 
-class _WithoutDropout(TorchFunctionMode):
+class DropoutOff(TorchFunctionMode):
     def __torch_function__(
         self, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:

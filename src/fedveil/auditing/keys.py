@@ -1,8 +1,8 @@
-"""Content keys: a hash of all that the result of a stage depends on, by what things are and not by what they are called.
+"""Content keys: a hash of all that a stage's result depends on, by what things are and not by what they are called.
 
-A key holds the settings that the stage reads, content hashes of what it is given, the revision of the stage and of every
-declared class that runs in it, torch's version, and how it computes. A user's own forward pass and loss enter by a hash
-of what they compute on a fixed batch.
+A key holds the settings that the stage reads, content hashes of what it is given, the revision of the stage and of
+every declared class that runs in it, torch's version, and how it computes. A user's own forward pass and loss enter by
+a hash of what they compute on a fixed batch.
 """
 
 from __future__ import annotations
