@@ -14,7 +14,7 @@ import pytest
 
 from fedveil.auditing.result import Images, Result, Warned, load_result, save_result
 from fedveil.errors import FedveilError
-from fedveil.report import render, words, write_report
+from fedveil.report import formatting, render, write_report
 from fedveil.report.pictures import LARGEST_SIDE, data_uri
 from fedveil.report.view import MOST_COLUMNS, beside, grid, lead
 from fedveil.tasks.holdings import Holdings
@@ -197,8 +197,8 @@ def test_the_first_screen_says_who_recognizes_how_many(whole: Page) -> None:
     for role in ("ceiling", "naive", "adaptive", result.verdict.floor):
         row = beside(result, role)  # type: ignore[arg-type]
         assert row is not None
-        assert words.PLAIN[row.role] in strip
-        assert words.percent(row.metrics["identified"]).replace(words.SPACE, " ") in strip
+        assert formatting.PLAIN[row.role] in strip
+        assert formatting.percent(row.metrics["identified"]).replace(formatting.SPACE, " ") in strip
     assert "chance (1 %)" in strip
 
 
@@ -211,13 +211,13 @@ def test_every_number_of_the_table_has_its_interval() -> None:
     cells = [cell for row in rows for cell in re.findall(r'<td class="number">(.*?)</td>', row)]
     assert cells
     for cell in cells:
-        assert cell == words.NONE or re.search(r'<span class="between">\[.+\]</span>', cell), cell
+        assert cell == formatting.NONE or re.search(r'<span class="between">\[.+\]</span>', cell), cell
     assert sum("★ strongest attack" in row for row in rows) == parts
 
 
 def test_rows_go_from_no_defense_to_the_perturbed_input(whole: Page) -> None:
     table = whole.text[whole.text.index("Who reconstructs") : whole.text.index("How to read the rows")]
-    places = [table.index(name) for name in words.ROLES.values()]
+    places = [table.index(name) for name in formatting.ROLES.values()]
     assert places == sorted(places)
 
 

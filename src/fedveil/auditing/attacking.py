@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fedveil.attacks.base import Attack
 from fedveil.attacks.problem import LocalSteps, Problem, Reconstruction
 from fedveil.attacks.tracking import Progress
-from fedveil.auditing.result import Role
+from fedveil.auditing.roles import Role
 from fedveil.clients.engine import Backend, Loss
 from fedveil.defenses.base import Defense, Facts
 from fedveil.defenses.chain import Chain

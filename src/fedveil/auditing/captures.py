@@ -16,7 +16,7 @@ from fedveil.attacks.base import Attack
 from fedveil.attacks.problem import LocalSteps, Reconstruction
 from fedveil.attacks.tracking import Progress
 from fedveil.auditing.attacking import Scene, problems_by_role, run_roles
-from fedveil.auditing.result import Role
+from fedveil.auditing.roles import Role
 from fedveil.clients.engine import Backend, Loss
 from fedveil.defenses.base import Facts
 from fedveil.defenses.chain import Chain

@@ -5,27 +5,21 @@ from __future__ import annotations
 from dataclasses import is_dataclass
 from typing import Literal, get_args, get_origin, get_type_hints
 
-from torch import Tensor
-
 from fedveil.attacks.base import Attack
 from fedveil.attacks.matching import Matching
 from fedveil.auditing.asked import Asked
 from fedveil.auditing.attacking import states_any_knowledge
 from fedveil.auditing.judges import check_judges
-from fedveil.auditing.settings import AuditSettings
+from fedveil.auditing.settings import AuditSettings, AuditSettings
 from fedveil.errors import FedveilError
-from fedveil.tasks.normalization import Normalization
+from fedveil.leakage.modalities import modality
 from fedveil.tasks.task import Task
 
 
-def check(asked: Asked) -> Normalization:
-    """Refuse what cannot work, in one line and before anything is trained; returns the images' normalization."""
+def check(asked: Asked) -> None:
+    """Refuse what cannot work, in one line and before anything is trained."""
     task, chain, federation, settings = asked.task, asked.chain, asked.federation, asked.settings
     chain.check_message(federation.message)
-    if task.perturb is not None:
-        raise FedveilError(
-            f"an audit scores images, and {task.name} has other inputs: fedveil train takes them, attacks do not"
-        )
     if not asked.attacks:
         raise FedveilError("an audit needs an attack: see `fedveil list attacks`")
     if not settings.rounds or len(set(settings.rounds)) < len(settings.rounds):
@@ -56,13 +50,6 @@ def check(asked: Asked) -> Normalization:
             raise FedveilError(f"{each.name} optimizes labels, but the model's output is not one score per class")
     if task.labels is not None:
         raise FedveilError("an audit needs one class per image; this task has several labels per image (train works)")
-    if len(task.shape) != 3 or task.perturb is not None:
-        raise FedveilError(f"an audit scores images of shape (channels, height, width); these inputs are {task.shape}")
-    if task.shape[0] not in (1, 3) and task.shape[2] in (1, 3):
-        raise FedveilError(
-            f"an audit scores images of shape (channels, height, width); these are {task.shape}, with the channels "
-            "last: write images.permute(0, 3, 1, 2)"
-        )
     if settings.source == "clients":
         _check_victims(task, settings)
     if settings.source == "test" and chain.composes:
@@ -72,8 +59,7 @@ def check(asked: Asked) -> Normalization:
             f"{settings.victims} victims with {settings.batch_size} examples leave no test examples to tell them from: "
             f"there are {len(task.test)}"
         )
-    check_judges(task, settings)
-    return task.normalization or _identity(task)
+    modality("pictures").check(task, settings.tools)
 
 
 def _declared(thing: object) -> bool:
@@ -125,17 +111,3 @@ def _check_victims(task: Task, settings: AuditSettings) -> None:
                 else f"client {client} has {len(places)} examples, too few for one attacked batch of "
                 f"{settings.batch_size}: use smaller batches"
             )
-
-
-def _identity(task: Task) -> Normalization:
-    """The user's own images without a stated normalization are taken as pixels, if they can be."""
-    sample, _ = task.train.batch(list(range(min(256, len(task.train)))))
-    assert isinstance(sample, Tensor)  # checked: no parts
-    if float(sample.min()) < -1e-6 or float(sample.max()) > 1 + 1e-6:
-        raise FedveilError(
-            f"the inputs range from {float(sample.min()):.4g} to {float(sample.max()):.4g} and are not pixels "
-            "between 0 and 1, so pictures cannot be scored: if they were normalized, tell the Task how, "
-            "normalization=Normalization(mean, std), normalized=True; else give pixels"
-        )
-    channels = task.shape[0]
-    return Normalization((0.0,) * channels, (1.0,) * channels)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedveil.attacks.base import Attack
 from fedveil.attacks.problem import Problem, Reconstruction
-from fedveil.auditing.result import Role
+from fedveil.auditing.roles import Role
 from fedveil.clients.behavior import behavior
 from fedveil.clients.compiling import compiler_found
 from fedveil.clients.engine import Backend

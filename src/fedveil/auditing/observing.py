@@ -13,14 +13,14 @@ from fedveil.attacks.problem import LocalSteps
 from fedveil.auditing.asked import Asked
 from fedveil.auditing.attacking import Scene
 from fedveil.auditing.scoring import Truths
-from fedveil.auditing.settings import AuditSettings
+from fedveil.auditing.settings import AuditSettings, AuditSettings
 from fedveil.clients.engine import Engine
 from fedveil.defenses.base import Facts
 from fedveil.errors import FedveilError
 from fedveil.federation.probe import Probe, probe
 from fedveil.federation.run import Run
-from fedveil.leakage.floors import mean_image
-from fedveil.leakage.identified import candidates
+from fedveil.leakage.modality import Modality
+from fedveil.leakage.truths import Truths
 from fedveil.streams import Streams
 from fedveil.tasks.examples import Examples
 from fedveil.tasks.normalization import Normalization
@@ -126,7 +126,7 @@ def scene(asked: Asked, observed: Observed, normalization: Normalization, attack
     )
 
 
-def truths(asked: Asked, observed: list[Observed], normalization: Normalization) -> Truths:
+def truths(asked: Asked, observed: list[Observed], kind: Modality) -> Truths:
     """What the victims really had, and held-out images to tell theirs from."""
     probes = [each.probe for each in observed]
     originals = torch.cat([_tensor(found.inputs) for found in probes])
@@ -135,14 +135,13 @@ def truths(asked: Asked, observed: list[Observed], normalization: Normalization)
     images, classes = pool.batch(list(range(len(pool))))
     flat = originals.flatten(0, 1)
     count = asked.settings.candidates
-    chosen = candidates(flat, labels.flatten(), _tensor(images), classes, count=count, seed=asked.seed)
+    chosen = kind.distractors(flat, labels.flatten(), (_tensor(images), classes), count=count, seed=asked.seed)
     return Truths(
         originals=originals,
         labels=labels,
         seen=torch.cat([_tensor(found.seen) for found in probes]),
         distractors=_tensor(images)[chosen],
-        mean_image=_mean_image(asked.task.train),
-        normalization=normalization,
+        mean_input=kind.floor(asked.task.train),
         rounds=tuple(each.round for each in observed for _ in range(len(each.probe.targets))),
     )
 
@@ -151,13 +150,6 @@ def _held_out(task: Task, settings: AuditSettings, most: int = 20_000) -> Exampl
     """Images that no victim holds: the test examples, less those that are victims themselves."""
     taken = settings.victims * settings.batch_size if settings.source == "test" else 0
     return task.test.subset(list(range(taken, min(len(task.test), taken + most))))
-
-
-def _mean_image(train: Examples) -> Tensor:
-    """The mean over all training images, read a part at a time."""
-    # One part in memory at a time: a large data set need not fit.
-    means = torch.stack([mean_image(_tensor(inputs)).double() * len(labels) for inputs, labels in train.batches(4096)])
-    return (means.sum(0) / len(train)).to(torch.get_default_dtype())
 
 
 def _tensor(inputs: Any) -> Tensor:

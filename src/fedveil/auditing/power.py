@@ -1,4 +1,4 @@
-"""How many images an audit needs before its intervals can tell."""
+"""How many examples an audit needs before its intervals can tell."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from scipy.special import ndtri
 from fedveil.auditing.result import Row
 from fedveil.leakage.intervals import effective_count, paired_share_bounds
 
-POWER = 0.8  # the chance that so many images do tell
+POWER = 0.8  # the chance that this many examples do tell
 MOST = 10_000
 
 
-def images_needed(gained: float, lost: float, tells: Callable[[float, float], bool], *, worth: float = 1.0) -> int:
-    """The smallest number of images whose interval of a paired difference probably tells; `MOST` if none does.
+def examples_needed(gained: float, lost: float, tells: Callable[[float, float], bool], *, worth: float = 1.0) -> int:
+    """The smallest number of examples whose interval of a paired difference probably tells; `MOST` if none does.
 
-    gained, lost: shares of the images on which only the one, or only the other, says yes.
+    gained, lost: shares of the examples on which only the one, or only the other, says yes.
     tells: whether an interval with these ends would settle the matter.
-    worth: of one image in independent ones, below 1 where images of a batch stand or fall together.
+    worth: of one example in independent ones, below 1 where examples of a batch stand or fall together.
 
-    >>> images_needed(0.5, 0.0, lambda low, high: low > 0)
+    >>> examples_needed(0.5, 0.0, lambda low, high: low > 0)
     11
     """
     difference, spread = gained - lost, gained + lost - (gained - lost) ** 2
@@ -48,12 +48,12 @@ def about(count: int) -> int:
 
 
 def changes(row: Row, floor: Row, measure: str, groups: list[int]) -> tuple[float, float, float]:
-    """On which shares of the images only the row, or only the floor, says yes; and what one image is worth."""
+    """On which shares of the examples only the row, or only the floor, says yes; and what one example is worth."""
     differences = np.asarray(row.values[measure]) - np.asarray(floor.values[measure])
     worth = effective_count(differences, groups, low=-1, high=1) / len(differences)
     return float((differences > 0).mean()), float((differences < 0).mean()), worth
 
 
 def _bounds(difference: float, lost: float, count: float) -> tuple[float, float]:
-    """The interval where the difference came out otherwise, by more or fewer gained images."""
+    """The interval where the difference came out otherwise, by more or fewer gained examples."""
     return paired_share_bounds(min(max(difference + lost, 0.0), 1.0 - lost), lost, count)

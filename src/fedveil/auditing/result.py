@@ -11,20 +11,20 @@ import pydantic
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
+from fedveil.auditing.roles import Role
 from fedveil.errors import FedveilError
 from fedveil.fields import problems
+from fedveil.leakage.modalities import modality
+from fedveil.leakage.modality import LINKED, Modality
 from fedveil.tasks.holdings import Holdings
 
-# Who reconstructs: the attacker without a defense in the way (ceiling); one who does not know the defense (naive);
-# one who does (adaptive); the attack given noise in place of the update, and the mean training image (floors); and
-# the perturbed input itself, which a perfect inversion of the shared gradient would see ("bound", though it is none:
-# who replays the defense can come nearer to the original).
-Role = Literal["ceiling", "naive", "adaptive", "noise-floor", "mean-floor", "bound"]
+# What can be asked of an update: can what is behind it be rebuilt, can it be linked to a known record, can it be told
+# whether a record was used?
+Question = Literal["reconstruct", "link", "member"]
 
 Status = Literal["exposed", "partly exposed", "no leakage found by these attacks", "not judged"]
 
-
-MEASURES = ("identified", "identified_features")  # two ways to pick the right image; the stronger one counts
+TOGETHER = "all attacks together"  # in the place of an attack's name: for each example the attack that got most
 
 
 class Document(BaseModel):
@@ -43,22 +43,40 @@ class Estimate(Document):
 
 
 class Row(Document):
-    """One line of the table of numbers: who reconstructed, and every metric with its interval."""
+    """One line of the table of numbers: who attacked, and every metric with its interval."""
 
-    attack: str  # registered name; "" where no attack is run (mean image, perturbed input)
+    attack: str  # registered name; "" where no attack is run (mean image, perturbed input), or `TOGETHER`
     role: Role
+    question: Question = "reconstruct"
     metrics: dict[str, Estimate]
-    values: dict[str, list[float]]  # metric -> one value per image, in the order of the images
+    values: dict[str, list[float]]  # metric -> one value per example, or per update where they are linked
     round: int | None = None  # the attacked round; None: all attacked rounds together
-    strongest: bool = False  # the attacker of the defended updates that recovers most
+    strongest: bool = False  # the attacker of the defended updates that gets most, of those who ask this question
+    bound: float | None = None  # link: how often any attacker at all may pick the right one, by the formal guarantee
+    exact: bool | None = None  # link: whether updates were compared by the exact likelihood under the defense
 
 
 class Answer(Document):
-    """One question that an audit asks, and its answer."""
+    """One question that an audit asks, its answer, and the numbers behind it."""
 
-    question: str  # "Can a picture be rebuilt from an update?"
+    question: Question
+    asked: str  # "Can a picture be rebuilt from an update?"
     status: Status
-    why: str
+    why: str  # how the status follows from the numbers and the printed thresholds
+    sentence: str = ""  # what was found; "" where no attack asks this
+    # The row that the sentence is about, the metric that it was judged by, and the floor that it was judged against.
+    role: Role | None = None
+    attack: str = ""
+    round: int | None = None
+    measure: str = ""
+    floor: Role | None = None
+    found: Estimate | None = None
+    undefended: Estimate | None = None
+    guess: Estimate | None = None  # of the floor: what is got without the update
+    bound: float | None = None  # see `Row.bound`
+    recognizable: Estimate | None = None  # reconstruct: the share that a person would recognize
+    next_step: str = ""  # what would settle an open question
+    command: str = ""  # the same as a command
 
 
 class Warned(Document):
@@ -69,24 +87,27 @@ class Warned(Document):
 
 
 class Verdict(Document):
-    """Three sentences and a status word, with the thresholds that led to it."""
+    """A status word and a few sentences, with the answers that they come from."""
 
-    status: Status
-    sentences: list[str]  # leakage, cost, formal guarantee
-    why: str  # how the status follows from the numbers and the printed thresholds
-    floor: Role = "noise-floor"  # the better of the two floors: the one that the status was judged against
-    # The row that the first sentence is about, and the metric that it was judged by. Empty in earlier results.
-    role: Role | None = None
-    attack: str = ""
-    round: int | None = None
-    measure: str = "identified"
-    recognizable: Estimate | None = None  # share of its images that are recognizable, see `notes`
-    answers: list[Answer] = []
+    status: Status  # of the worst answer
+    question: Question = "reconstruct"  # which one that is
+    sentences: list[str]  # what leaks, the worst first; then the cost, and the formal guarantee
+    why: str
+    answers: list[Answer] = []  # one for each question
     warnings: list[Warned] = []
     notes: list[str] = []  # what the words of the sentences mean
     thresholds: list[str] = []  # as set for this audit
-    next_step: str = ""  # what would settle an open verdict
-    command: str = ""  # the same as a command
+    next_step: str = ""
+    command: str = ""
+
+    def answer(self, question: Question) -> Answer | None:
+        """The answer to one question; None in results that do not hold it."""
+        return next((each for each in self.answers if each.question == question), None)
+
+    @property
+    def lead(self) -> Answer | None:
+        """The answer that the status is of."""
+        return self.answer(self.question)
 
 
 class RoundUtility(Document):
@@ -116,7 +137,7 @@ class Cost(Document):
     bytes_per_round: dict[Literal["up", "down"], int] = {}  # of one client
 
 
-class Trace(Document):
+class CostCurve(Document):
     """Matching cost against the attack's steps, over all victims."""
 
     attack: str
@@ -131,15 +152,17 @@ class AttackRun(Document):
     """How one attack went."""
 
     attack: str
+    question: Question = "reconstruct"
     settings: dict[str, Any]
     seconds: float
-    restarts: int
-    steps: int
+    restarts: int | None = None  # None, as steps: the attack has none
+    steps: int | None = None
     victims: int
     batch_size: int
     label_recovery: Estimate | None = None  # share of labels read off rightly; None where they were given
-    traces: list[Trace] = []
-    ssim_at: dict[Role, dict[str, Estimate]] = {}  # SSIM after "1/3", "2/3" and "all" of the steps
+    curves: list[CostCurve] = []
+    # Role -> metric -> after which share of the steps ("1/3", "2/3", "all").
+    on_the_way: dict[Role, dict[str, dict[str, Estimate]]] = {}
 
 
 class Assumption(Document):
@@ -182,7 +205,8 @@ class Provenance(Document):
 class Result(Document):
     """The whole finding. Images are kept apart, see `Images`."""
 
-    format: Literal["fedveil-result-1"] = "fedveil-result-1"
+    format: Literal["fedveil-result-2"] = "fedveil-result-2"
+    modality: str = "pictures"  # the kind of data, by its name in `MODALITIES`
     data: str
     model: str
     protocol: str  # "FedSGD, 4 clients, batch 8"
@@ -192,7 +216,7 @@ class Result(Document):
     defense: DefenseCard
     verdict: Verdict
     rows: list[Row]
-    identified_among: int  # candidates per victim in `identified`
+    candidates: int  # from which the right one is picked: the original and its distractors
     judges: list[str] = []  # networks that compared the pictures: how they were made, how good they are
     cost: Cost
     attacks: list[AttackRun]
@@ -201,19 +225,33 @@ class Result(Document):
     not_tried: list[str]  # what was not tried
     provenance: Provenance
 
-    def row(self, role: Role, attack: str | None = None, *, round: int | None = None) -> Row | None:
-        """The row of a role, or None: of the attack that recovers most, or of the one named.
+    def row(
+        self, role: Role, attack: str | None = None, *, round: int | None = None, question: Question = "reconstruct"
+    ) -> Row | None:
+        """The row of a role, or None: of the attack that gets most, or of the one named.
 
         round: one attacked round; None: all of them together.
         """
-        rows = [row for row in self.rows if row.role == role and row.round == round and attack in (None, row.attack)]
-        return max(rows, key=recovers, default=None)
+        rows = [
+            row
+            for row in self.rows
+            if (row.role, row.round, row.question) == (role, round, question)
+            and (row.attack == attack if attack is not None else row.attack != TOGETHER)
+        ]
+        kind = modality(self.modality)
+        return max(rows, key=lambda row: gets(row, kind), default=None)
 
 
-def recovers(row: Row) -> tuple[float, float]:
-    """How much a row recovers, to compare it with others: the images identified, then how near it comes."""
-    identified = (row.metrics[name].mean for name in MEASURES if name in row.metrics)
-    return max(identified, default=-math.inf), row.metrics["psnr"].mean if "psnr" in row.metrics else -math.inf
+def measures(question: Question, kind: Modality) -> tuple[str, ...]:
+    """The shares that decide about a question."""
+    return {"reconstruct": kind.headline, "link": (LINKED,), "member": ()}[question]
+
+
+def gets(row: Row, kind: Modality) -> tuple[float, float]:
+    """How much a row gets, to compare it with others: its share, then how near it comes to the originals."""
+    shares = (row.metrics[name].mean for name in measures(row.question, kind) if name in row.metrics)
+    near = row.metrics[kind.nearness].mean if kind.nearness in row.metrics else -math.inf
+    return max(shares, default=-math.inf), near
 
 
 class Images:
@@ -241,12 +279,14 @@ def save_result(result: Result, images: Images, folder: Path) -> None:
 
 
 def load_result(folder: Path) -> tuple[Result, Images]:
-    """Read what `save_result` wrote; anything else raises a `FedveilError`."""
+    """Read what `save_result` wrote, now or in an earlier version; anything else raises a `FedveilError`."""
     from safetensors import SafetensorError
     from safetensors.numpy import load
 
+    from fedveil.auditing.earlier import upgraded
+
     try:
-        result = Result.model_validate_json((folder / "result.json").read_bytes())
+        result = Result.model_validate_json(upgraded((folder / "result.json").read_bytes()))
         tensors = load((folder / "images.safetensors").read_bytes())
         images = Images(tensors.pop("originals"), tensors.pop("labels"))
     except FileNotFoundError as error:

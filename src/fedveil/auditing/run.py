@@ -13,23 +13,26 @@ from pathlib import Path
 import torch
 
 from fedveil.attacks.base import Attack
+from fedveil.attacks.finding import Reconstruction as Found
 from fedveil.attacks.problem import Reconstruction
 from fedveil.auditing.asked import Asked, read_attacks, read_defense
 from fedveil.auditing.attacking import problems_by_role, run_roles
+from fedveil.auditing.audit_result import AuditResult
 from fedveil.auditing.check import check
-from fedveil.auditing.costs import measure_cost
-from fedveil.auditing.judges import compared_by
+from fedveil.auditing.cost import measure_cost
+from fedveil.auditing.defense_card import defense_card
+from fedveil.auditing.judgment import Terms
 from fedveil.auditing.kept import content_key, kept
 from fedveil.auditing.observing import Observed, observe, reached, scene, truths
-from fedveil.auditing.outcome import Outcome
 from fedveil.auditing.provenance import provenance
-from fedveil.auditing.result import AttackRun, Images, Result, Role, Row
-from fedveil.auditing.scoring import Truths, rows_by_round, score_attack, score_given
+from fedveil.auditing.result import AttackRun, Result
+from fedveil.auditing.roles import Role
+from fedveil.auditing.scoring import RoleScore, attack_run, images_of, rows_of, score_finding, score_given
 from fedveil.auditing.sentences import at_most
 from fedveil.auditing.settings import AuditSettings
 from fedveil.auditing.stages import both, round_of, stages_of, training_stages
-from fedveil.auditing.verdict import judge, strongest
-from fedveil.auditing.words import assumptions, attacked_words, defense_card, not_given, not_tried, protocol_words
+from fedveil.auditing.threat_model import Attempted, assumptions, attacked_words, not_given, not_tried, protocol_words
+from fedveil.auditing.verdict import judge
 from fedveil.clients.engine import Backend
 from fedveil.defenses.base import Defense
 from fedveil.defenses.chain import Chain
@@ -40,6 +43,10 @@ from fedveil.federation.rehearsal import dry_step
 from fedveil.federation.run import Run, engine_for, federate
 from fedveil.federation.settings import FederationSettings
 from fedveil.federation.steps import Plan
+from fedveil.leakage.modalities import modality
+from fedveil.leakage.modality import Modality
+from fedveil.leakage.pictures import pixel_map
+from fedveil.leakage.truths import Truths
 from fedveil.ledger.exposure import exposures
 from fedveil.ledger.picking import most_picked
 from fedveil.ledger.statement import statement
@@ -67,7 +74,7 @@ def audit(
     command: str = "",
     workers: int | Workers = 1,
     progress: bool | None = None,
-) -> Outcome:
+) -> AuditResult:
     """Train a task under a defense, attack what clients share, and judge what leaked and what it cost.
 
     federation: how it is trained; also without training (`train=False`) its protocol, batch and rate decide what an
@@ -99,16 +106,17 @@ def audit(
         return _audit(asked, watch, command or "fedveil.audit(...) with the configuration below", pool)
 
 
-def _audit(asked: Asked, watch: Watch, command: str, workers: Workers) -> Outcome:
+def _audit(asked: Asked, watch: Watch, command: str, workers: Workers) -> AuditResult:
     started, begun = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), time.perf_counter()
-    normalization = check(asked)
+    check(asked)
     task, federation, config = asked.task, asked.federation, asked.config()
     tell: Callable[[str], None] = watch.stage or (lambda line: None)
     if watch.plan:
         watch.plan(stages_of(asked))
     engine = engine_for(task, federation, backend=asked.backend, device=asked.device)
     dry_step(Plan(task, asked.chain, federation, asked.seed, engine, torch.device(asked.device)))
-    classifier, distance, judges = compared_by(task, asked.settings)
+    kind, judges = modality("pictures").equipped(task, asked.settings.tools)
+    normalization = pixel_map(task)
 
     # What is wrong with a victim's data shows before anything is trained.
     first = observe(asked, 1, None, engine) if 1 in asked.settings.rounds else None
@@ -117,17 +125,15 @@ def _audit(asked: Asked, watch: Watch, command: str, workers: Workers) -> Outcom
     asked, missed = reached(asked, run)
     settings = asked.settings
     observed = [first if first and n == 1 else observe(asked, n, run, engine) for n in settings.rounds]
-    true = replace(truths(asked, observed, normalization), reference=classifier, lpips=distance)
-    images = _images(true)
-    rows, runs = _attacked(asked, observed, true, images, watch, tell, workers)
-    rows.append(score_given("mean-floor", true.mean_image, true, images))
+    true = truths(asked, observed, kind)
+    assert true.mean_input is not None
+    assert true.distractors is not None
+    scores, runs = _attacked(asked, observed, true, kind, watch, tell, workers)
+    scores.append(score_given("mean-floor", true.mean_input, true, kind))
     if any(each.acts_at in ("sample", "data") for each in asked.chain.defenses):
-        rows.append(score_given("bound", true.seen, true, images))
+        scores.append(score_given("bound", true.seen, true, kind))
 
     tell("judging")
-    lead = strongest(rows)
-    rows = [row.model_copy(update={"strongest": row is lead}) for row in rows]
-    rows += rows_by_round(rows, true)
     cost = measure_cost(task, undefended, defended)
     moved = perturbation([(true.originals.flatten(0, 1), true.seen.flatten(0, 1))], normalization)
     trained = len(defended.history) if defended else None
@@ -135,15 +141,12 @@ def _audit(asked: Asked, watch: Watch, command: str, workers: Workers) -> Outcom
     exposed = exposures(task, federation, rounds=alone, trained=trained)
     promised = statement(asked.chain, exposed)
     among = true.distractors.shape[1] + 1
-    verdict = judge(
-        rows,
-        cost,
-        promised.sentence + at_most(most_picked(promised, exposed[0], among), among),
-        settings=settings,
-        among=among,
-        config=config,
-        uninformed=asked.chain.without_knowledge,
-    )
+    most = most_picked(promised, exposed[0], among)
+    rows = rows_of(scores, true, kind, bound=most)
+    terms = Terms(settings, kind, among, config, tuple(asked.chain.without_knowledge))
+    verdict = judge(rows, cost, promised.sentence + at_most(most, among), terms)
+    labels = tuple(each.choices().labels for each in asked.attacks)
+    attempted = Attempted(tuple(each.name for each in asked.attacks), labels)
     some = observed[0].probe
     result = Result(
         data=task.name,
@@ -155,13 +158,13 @@ def _audit(asked: Asked, watch: Watch, command: str, workers: Workers) -> Outcom
         defense=defense_card(asked.chain, promised, some.undefended, some.defended, moved),
         verdict=verdict,
         rows=rows,
-        identified_among=among,
+        candidates=among,
         judges=judges,
         cost=cost,
         attacks=runs,
-        assumptions=assumptions(task, asked.chain, asked.attacks, federation, settings),
-        not_given=not_given(task),
-        not_tried=missed + not_tried(asked.chain, asked.attacks, federation, settings),
+        assumptions=assumptions(task, asked.chain, attempted, federation, settings),
+        not_given=not_given(task, attempted),
+        not_tried=missed + not_tried(asked.chain, attempted, federation, settings),
         provenance=provenance(
             command=command,
             config=config,
@@ -171,7 +174,7 @@ def _audit(asked: Asked, watch: Watch, command: str, workers: Workers) -> Outcom
             seconds=time.perf_counter() - begun,
         ),
     )
-    return Outcome(result, images)
+    return AuditResult(result, images_of(scores, true, kind))
 
 
 # ---- the stages of an audit ----------------------------------------------------------------------------------
@@ -214,20 +217,20 @@ def _attacked(
     asked: Asked,
     observed: list[Observed],
     true: Truths,
-    images: Images,
+    kind: Modality,
     watch: Watch,
     tell: Callable[[str], None],
     workers: Workers,
-) -> tuple[list[Row], list[AttackRun]]:
+) -> tuple[list[RoleScore], list[AttackRun]]:
     """Every attack on every round, from its file where it was kept, and scored."""
-    rows: list[Row] = []
+    scores: list[RoleScore] = []
     runs: list[AttackRun] = []
     for attack in asked.attacks:
         tell(f"attacking with {attack.name}")
         parts = []
         for place, each in enumerate(observed):
             problems = problems_by_role(
-                scene(asked, each, true.normalization, attack),
+                scene(asked, each, pixel_map(asked.task), attack),
                 asked.chain_at(each.round),
                 defended=each.probe.defended,
                 undefended=each.probe.undefended,
@@ -239,25 +242,29 @@ def _attacked(
             parts.append(kept(path, partial(content_key, attack, problems, asked.backend), asked.resume, run))
         found: dict[Role, Reconstruction] = {r: Reconstruction.concat([p[r] for p in parts]) for r in parts[0]}
         choices = attack.choices()
-        scored = score_attack(attack.name, found, true, images, labels_known=choices.labels == "known")
-        rows += scored.rows
+        own = [score_finding(attack.name, role, _finding(each), true, kind) for role, each in found.items()]
+        scores += own
         runs.append(
-            AttackRun(
-                attack=attack.name,
-                settings=attack_registry.describe(attack),
-                seconds=sum(each.seconds for each in found.values()),
-                restarts=choices.restarts,
+            attack_run(
+                own,
+                true,
+                attack_registry.describe(attack),
+                labels_known=choices.labels == "known",
                 steps=choices.steps,
-                victims=len(true.originals),
-                batch_size=asked.settings.batch_size,
-                label_recovery=scored.label_recovery,
-                traces=scored.traces,
-                ssim_at=scored.ssim_at,
+                restarts=choices.restarts,
             )
         )
-    return rows, runs
+    return scores, runs
 
 
-def _images(true: Truths) -> Images:
-    pixels = true.normalization.pixels(true.originals.flatten(0, 1)).clamp(0, 1)
-    return Images(pixels.float().numpy(), true.labels.flatten().numpy())
+def _finding(found: Reconstruction) -> Found:
+    """What an attack found, as it is scored."""
+    return Found(
+        inputs=found.inputs,
+        labels=found.labels,
+        cost=found.cost,
+        seconds=found.seconds,
+        steps=found.steps,
+        costs=found.costs,
+        iterates=list(found.iterates),
+    )

@@ -1,199 +1,308 @@
-"""From reconstructions to the rows of a table."""
+"""From what attacks found to the rows of a table.
+
+Each role of each attack is scored alone (`score_finding`) and can be kept alone; what needs several of them, floors and
+worst cases, is worked out when the rows are made (`rows_of`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedveil.attacks.problem import Reconstruction
-from fedveil.auditing.result import Estimate, Images, Role, Row, Trace
-from fedveil.leakage.assignment import assign, reorder
+from fedveil.attacks.finding import Finding, Links, Reconstruction
+from fedveil.auditing.result import TOGETHER, AttackRun, CostCurve, Estimate, Images, Question, Row, gets
+from fedveil.auditing.roles import ATTACKERS, FLOORS, Role
 from fedveil.leakage.catalog import METRICS
 from fedveil.leakage.intervals import Interval, bootstrap
-from fedveil.leakage.metrics import ssim, to_pixels
-from fedveil.leakage.score import Classifier, gray_gaps, score
-from fedveil.tasks.normalization import Normalization
+from fedveil.leakage.modality import LINKED, Modality
+from fedveil.leakage.truths import Truths
 
-MARKS = ("1/3", "2/3", "all")  # of the attack's steps, where SSIM is noted too
-
-
-@dataclass(frozen=True)
-class Truths:
-    """What the victims really had: for scoring only."""
-
-    originals: Tensor  # (V, B, C, H, W) normalized
-    labels: Tensor  # (V, B)
-    seen: Tensor  # (V, B, C, H, W): what the gradient was taken at
-    distractors: Tensor  # (V·B, M, C, H, W)
-    mean_image: Tensor  # (C, H, W)
-    normalization: Normalization
-    rounds: tuple[int, ...]  # V: the attacked round of each victim
-    reference: Classifier | None = None  # adds the metrics that compare what pictures show
-    lpips: Callable[[Tensor, Tensor], Tensor] | None = None
-
-    @property
-    def groups(self) -> list[int]:
-        """The victim of every image: images of one batch depend on each other."""
-        victims, size = self.originals.shape[:2]
-        return torch.arange(victims).repeat_interleave(size).tolist()
+REVISION = 1  # raised when the same findings get other scores, beside `Modality.revision`
+_FACTS = ("attack", "role", "question", "steps", "seconds")
 
 
-@dataclass(frozen=True)
-class Scored:
-    """A scored attack: its rows, pictures, traces and the SSIM on the way."""
-
-    rows: list[Row]
-    traces: list[Trace]
-    ssim_at: dict[Role, dict[str, Estimate]]
-    label_recovery: Estimate | None
+# ---- one role alone ------------------------------------------------------------------------------------------
 
 
-def estimate(interval: Interval) -> Estimate:
-    """An interval as the result document keeps it."""
-    return Estimate(mean=interval.mean, low=interval.low, high=interval.high, count=interval.count)
+@dataclass(frozen=True, eq=False)
+class RoleScore:
+    """What one role of one attack got, per example or per victim, whatever others got."""
+
+    attack: str
+    role: Role
+    question: Question
+    values: dict[str, Tensor]  # metric -> (V·B,), or (V,) where updates are linked
+    exhibit: Tensor | None = None  # (V·B, ...): what a report shows, in the order of the originals
+    exact: Tensor | None = None  # (V,) of a link test
+    labels: Tensor | None = None  # (V,): the share of each batch's labels that were found
+    costs: Tensor | None = None  # (V, len(steps))
+    on_the_way: dict[str, dict[str, Tensor]] = field(default_factory=dict)  # metric -> share of the steps -> (V·B,)
+    steps: tuple[int, ...] = ()
+    seconds: float = 0.0
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors by name, to be kept beside `facts`."""
+        found = {f"values/{name}": value for name, value in self.values.items()}
+        found |= {
+            f"on_the_way/{name}/{mark}": v for name, marks in self.on_the_way.items() for mark, v in marks.items()
+        }
+        single = {name: getattr(self, name) for name in ("exhibit", "exact", "labels", "costs")}
+        return found | {name: tensor for name, tensor in single.items() if tensor is not None}
+
+    def facts(self) -> str:
+        """The rest, as JSON."""
+        return json.dumps({name: getattr(self, name) for name in _FACTS})
+
+    @classmethod
+    def read(cls, tensors: Mapping[str, Tensor], facts: str) -> RoleScore:
+        """What `tensors` and `facts` gave."""
+        told = json.loads(facts)
+        given: dict[str, Any] = {"values": {}, "on_the_way": {}, **told, "steps": tuple(told["steps"])}
+        for key, tensor in tensors.items():
+            kind, *rest = key.split("/", 2)
+            if kind == "values":
+                given["values"][rest[0]] = tensor
+            elif kind == "on_the_way":
+                given["on_the_way"].setdefault(rest[0], {})[rest[1]] = tensor
+            else:
+                given[kind] = tensor
+        return cls(**given)
+
+    @classmethod
+    def concat(cls, parts: Sequence[RoleScore]) -> RoleScore:
+        """The same role in several rounds as one, round after round."""
+        listed = [part.tensors() for part in parts]
+        tensors = {name: torch.cat([each[name] for each in listed]) for name in listed[0]}
+        facts = json.loads(parts[0].facts()) | {"seconds": sum(part.seconds for part in parts)}
+        return cls.read(tensors, json.dumps(facts))
 
 
-def score_attack(
-    attack: str, found: Mapping[Role, Reconstruction], truths: Truths, images: Images, *, labels_known: bool
-) -> Scored:
-    """Score every role of one attack. Reconstructions are assigned to originals within each batch first."""
-    found = {role: _in_single(outcome) for role, outcome in found.items()}
-    arranged = {role: _arrange(outcome, truths) for role, outcome in found.items()}
-    prior = _prior_ssim(arranged["noise-floor"][0], truths)
-    rows, traces, on_the_way = [], [], {}
-    for role, outcome in found.items():
-        pictures, iterates = arranged[role]
-        size = truths.originals.shape[1]
-        cost = outcome.cost.repeat_interleave(size)
-        values = _values(pictures, truths, iterates=iterates, attack_loss=cost, prior_ssim=prior)
-        rows.append(make_row(attack, role, values, truths.groups))
-        traces.append(_trace(attack, role, outcome))
-        on_the_way[role] = _ssim_at(iterates, truths)
-        images.reconstructions[(attack, role)] = _pictures(pictures, truths.normalization)
-    recovered = None
-    if not labels_known and "ceiling" in found:
-        recovered = _label_recovery(found["ceiling"].labels, truths)
-    return Scored(rows, traces, on_the_way, recovered)
-
-
-def score_given(role: Role, inputs: Tensor, truths: Truths, images: Images) -> Row:
-    """Score pictures that no attack made: the mean image, or the inputs that a perfect inversion would yield."""
-    pictures = inputs.expand_as(truths.originals).flatten(0, 1)
-    prior = _prior_ssim(pictures, truths) if role == "mean-floor" else None
-    values = _values(pictures, truths, prior_ssim=prior)
-    images.reconstructions[("", role)] = _pictures(pictures, truths.normalization)
-    return make_row("", role, values, truths.groups)
-
-
-def _values(pictures: Tensor, truths: Truths, **more: Any) -> dict[str, Tensor]:
-    """Every metric of pictures that stand in the order of the originals."""
-    return score(
-        pictures,
-        truths.originals.flatten(0, 1),
-        truths.normalization.mean,
-        truths.normalization.std,
-        truths.distractors,
-        reference=truths.reference,
-        lpips=truths.lpips,
-        **more,
+def score_finding(attack: str, role: Role, finding: Finding, truths: Truths, modality: Modality) -> RoleScore:
+    """Score what one role of an attack found."""
+    if isinstance(finding, Links):
+        if truths.place is None:
+            raise ValueError("a link test is scored by where the originals stand among the candidates")
+        linked = {LINKED: finding.linked(truths.place)}
+        return RoleScore(attack, role, "link", linked, exact=finding.exact, seconds=finding.seconds)
+    scores = modality.score(finding.inputs, truths, finding.iterates)
+    return RoleScore(
+        attack,
+        role,
+        "reconstruct",
+        _with_cost(scores.values, finding),
+        exhibit=scores.exhibit,
+        labels=_found_labels(finding.labels, truths.labels),
+        costs=finding.costs if finding.steps else None,
+        on_the_way=scores.on_the_way,
+        steps=tuple(finding.steps),
+        seconds=finding.seconds,
     )
 
 
-def make_row(attack: str, role: Role, values: Mapping[str, Tensor], groups: list[int]) -> Row:
-    """A row from one value per image and metric. That nothing diverged goes without saying."""
-    values = {name: value for name, value in values.items() if name != "diverged" or bool(value.any())}
+def score_given(role: Role, inputs: Tensor, truths: Truths, modality: Modality) -> RoleScore:
+    """Score inputs that no attack made: the mean input, or what a perfect inversion of the gradient would see."""
+    scores = modality.score(inputs.expand_as(truths.originals), truths)
+    return RoleScore("", role, "reconstruct", scores.values, exhibit=scores.exhibit)
+
+
+def _with_cost(values: dict[str, Tensor], finding: Reconstruction) -> dict[str, Tensor]:
+    """The values with the matching cost of every example's batch. One that is not finite is a diverged attack."""
+    if not finding.steps and bool(finding.cost.isnan().all()):
+        return values  # the attack matches nothing
+    size = len(values["diverged"]) // max(len(finding.cost), 1)
+    cost = finding.cost.detach().to("cpu", torch.float32).double().repeat_interleave(size)
+    return {**values, "attack_loss": cost, "diverged": values["diverged"] | ~torch.isfinite(cost)}
+
+
+def _found_labels(found: Tensor, true: Tensor) -> Tensor:
+    """The share of each batch's labels that were found, repeats counted; order within a batch says nothing."""
+    shares = []
+    for one, other in zip(found.cpu(), true.cpu(), strict=True):
+        classes = int(max(one.max(), other.max())) + 1
+        both = torch.minimum(torch.bincount(one, minlength=classes), torch.bincount(other, minlength=classes))
+        shares.append(float(both.sum()) / len(other))
+    return torch.tensor(shares, dtype=torch.float64)
+
+
+# ---- all of them together ------------------------------------------------------------------------------------
+
+
+def rows_of(
+    scores: Sequence[RoleScore], truths: Truths, modality: Modality, *, bound: float | None = None
+) -> list[Row]:
+    """The rows of a table: each role over all rounds, the worst case over several attacks, then round by round.
+
+    bound: how often any attacker at all may pick the right candidate of a defended update, see `ledger.picking`.
+    """
+    related = _related(scores, modality)
+    rows = []
+    for score, values in zip(scores, related, strict=True):
+        exact = None if score.exact is None else bool(score.exact.all())
+        allowed = bound if score.question == "link" and score.role in ATTACKERS else None
+        row = make_row(score.attack, score.role, values, _groups(score.question, truths), question=score.question)
+        rows.append(row.model_copy(update={"exact": exact, "bound": allowed}))
+    rows = _marked([*rows, *worst_case(rows, truths)], modality)
+    return rows + rows_by_round(rows, truths)
+
+
+def _related(scores: Sequence[RoleScore], modality: Modality) -> list[dict[str, Tensor]]:
+    """The values of every score with what needs the floors: of its own attack, and of no attack."""
+    found = []
+    for score in scores:
+        if score.question != "reconstruct":
+            found.append(score.values)
+            continue
+        alike: dict[str, dict[str, Tensor]] = {
+            each.role: each.values
+            for each in scores
+            if each.question == score.question and each.attack in (score.attack, "")
+        }
+        found.append(modality.relate(alike, FLOORS)[score.role])
+    return found
+
+
+def make_row(
+    attack: str, role: Role, values: Mapping[str, Tensor], groups: list[int], *, question: Question = "reconstruct"
+) -> Row:
+    """A row from one value per example and metric. That nothing diverged goes without saying."""
+    values = {name: _finite(name, value) for name, value in values.items()}
+    values = {name: v for name, v in values.items() if len(v) and (name != "diverged" or bool(v.any()))}
     metrics = {
         name: estimate(bootstrap(value.numpy(), groups=groups, share=METRICS[name].share))
         for name, value in values.items()
     }
     listed = {name: [float(v) for v in value] for name, value in values.items()}
-    return Row(attack=attack, role=role, metrics=metrics, values=listed)
+    return Row(attack=attack, role=role, question=question, metrics=metrics, values=listed)
 
 
-def rows_by_round(rows: list[Row], truths: Truths) -> list[Row]:
-    """The rows again for each attacked round alone, where several were attacked: they may leak very differently."""
-    numbers = list(dict.fromkeys(truths.rounds))
-    of_image = torch.tensor([truths.rounds[victim] for victim in truths.groups])
+def _finite(name: str, value: Tensor) -> Tensor:
+    """A cost that is not finite counts as the largest that is; without any there is nothing to tell."""
+    finite = torch.isfinite(value)
+    if name != "attack_loss" or bool(finite.all()):
+        return value
+    return torch.where(finite, value, value[finite].max()) if bool(finite.any()) else value[:0]
+
+
+def worst_case(rows: Sequence[Row], truths: Truths) -> list[Row]:
+    """Where several attacks ask one question: for every role and example, what the attack gets that gets most.
+
+    The floor is treated alike: whoever may try 20 attacks and keep the best also has 20 chances to guess.
+    """
     found = []
-    for number in numbers if len(numbers) > 1 else []:
-        mine = of_image == number
-        groups = [group for group, chosen in zip(truths.groups, mine.tolist(), strict=True) if chosen]
-        for row in rows:
-            values = {name: torch.tensor(listed, dtype=torch.float64)[mine] for name, listed in row.values.items()}
-            found.append(make_row(row.attack, row.role, values, groups).model_copy(update={"round": number}))
+    for question in dict.fromkeys(row.question for row in rows):
+        tried = [row for row in rows if row.question == question and row.attack]
+        if len({row.attack for row in tried}) < 2:
+            continue
+        for role in dict.fromkeys(row.role for row in tried):
+            alike = [row for row in tried if row.role == role]
+            names = [name for name in alike[0].values if all(name in row.values for row in alike)]
+            most = {name: _most(name, [row.values[name] for row in alike]) for name in names}
+            made = make_row(TOGETHER, role, most, _groups(question, truths), question=question)
+            exact = None if question != "link" else all(row.exact for row in alike)
+            found.append(made.model_copy(update={"bound": alike[0].bound, "exact": exact}))
     return found
 
 
-def _in_single(outcome: Reconstruction) -> Reconstruction:
-    """The outcome in single precision, whatever the attacked model's own type is."""
-    return replace(
-        outcome,
-        inputs=outcome.inputs.float(),
-        iterates=outcome.iterates.float(),
-        cost=outcome.cost.float(),
-        costs=outcome.costs.float(),
+def _most(name: str, listed: Sequence[Sequence[float]]) -> Tensor:
+    values = torch.tensor(listed, dtype=torch.float64)
+    return values.amax(0) if METRICS[name].private == "low" else values.amin(0)
+
+
+def _marked(rows: list[Row], modality: Modality) -> list[Row]:
+    """The rows with the strongest attacker marked: of defended updates, or, if there is none, of undefended ones."""
+    found = [strongest(rows, question, modality) for question in dict.fromkeys(row.question for row in rows)]
+    return [row.model_copy(update={"strongest": any(row is lead for lead in found)}) for row in rows]
+
+
+def strongest(rows: Sequence[Row], question: Question, modality: Modality) -> Row | None:
+    """The attacker, with one attack, who gets most of the defended updates; of the undefended if none is defended."""
+    asked = [row for row in rows if row.question == question and row.round is None and row.attack != TOGETHER]
+    attacked = [row for row in asked if row.role in ATTACKERS] or [row for row in asked if row.role == "ceiling"]
+    return max(attacked, key=lambda row: gets(row, modality), default=None)
+
+
+def rows_by_round(rows: Sequence[Row], truths: Truths) -> list[Row]:
+    """The rows again for each attacked round alone, where several were attacked: they may leak very differently."""
+    numbers = list(dict.fromkeys(truths.rounds))
+    found = []
+    for number in numbers if len(numbers) > 1 else []:
+        for row in rows:
+            groups = _groups(row.question, truths)
+            mine = torch.tensor([truths.rounds[victim] == number for victim in groups])
+            values = {name: torch.tensor(listed, dtype=torch.float64)[mine] for name, listed in row.values.items()}
+            chosen = [group for group in groups if truths.rounds[group] == number]
+            made = make_row(row.attack, row.role, values, chosen, question=row.question)
+            found.append(made.model_copy(update={"round": number, "bound": row.bound, "exact": row.exact}))
+    return found
+
+
+def _groups(question: Question, truths: Truths) -> list[int]:
+    """The victim behind every value."""
+    return truths.groups if question == "reconstruct" else list(range(len(truths.rounds)))
+
+
+# ---- what else a result says of them ---------------------------------------------------------------------------
+
+
+def attack_run(
+    scores: Sequence[RoleScore],
+    truths: Truths,
+    settings: dict[str, Any],
+    *,
+    labels_known: bool = True,
+    steps: int | None = None,
+    restarts: int | None = None,
+) -> AttackRun:
+    """How one attack went, from the scores of all its roles.
+
+    steps, restarts: of an attack that has them.
+    """
+    first = next((score for score in scores if score.role == "ceiling"), scores[0])
+    read = None if labels_known or first.labels is None else estimate(bootstrap(first.labels.numpy()))
+    return AttackRun(
+        attack=first.attack,
+        question=first.question,
+        settings=settings,
+        seconds=sum(score.seconds for score in scores),
+        restarts=restarts,
+        steps=steps,
+        victims=len(truths.rounds),
+        batch_size=truths.originals.shape[1],
+        label_recovery=read,
+        curves=[_curve(score, score.costs) for score in scores if score.costs is not None],
+        on_the_way={score.role: _marks(score, truths) for score in scores if score.on_the_way},
     )
 
 
-def _arrange(outcome: Reconstruction, truths: Truths) -> tuple[Tensor, list[Tensor]]:
-    """The pictures and the iterates, flat over batches, in the order of the originals."""
-    pictures, order = assign(outcome.inputs, truths.originals)
-    return pictures.flatten(0, 1), [reorder(iterate, order).flatten(0, 1) for iterate in outcome.iterates]
+def _curve(score: RoleScore, noted: Tensor) -> CostCurve:
+    # Rounding can take a cost of zero below it, where a logarithmic axis cannot follow.
+    costs = noted.detach().cpu().float().double().clamp_min(1e-8).numpy()
+    low, median, high = np.nanquantile(np.where(np.isfinite(costs), costs, np.nan), [0.25, 0.5, 0.75], axis=0).tolist()
+    return CostCurve(attack=score.attack, role=score.role, steps=list(score.steps), median=median, low=low, high=high)
 
 
-def _prior_ssim(noise_floor: Tensor, truths: Truths) -> Tensor:
-    """The SSIM of the better floor for every image: what an attacker has without the update."""
-    originals = truths.originals.flatten(0, 1)
-    mean = _ssim(truths.mean_image.expand_as(originals), originals, truths.normalization)
-    noise = _ssim(noise_floor, originals, truths.normalization)
-    return noise if float(noise.mean()) > float(mean.mean()) else mean
-
-
-def _ssim(images: Tensor, originals: Tensor, normalization: Normalization) -> Tensor:
-    mean, std = normalization.mean, normalization.std
-    pixels = to_pixels(gray_gaps(images, mean, std), mean, std).clamp(0, 1)
-    return ssim(pixels, to_pixels(originals, mean, std).clamp(0, 1))
-
-
-def _ssim_at(iterates: list[Tensor], truths: Truths) -> dict[str, Estimate]:
-    """SSIM after a third, two thirds and all of the steps."""
-    places = [max(round(len(iterates) * part / 3) - 1, 0) for part in (1, 2, 3)]
-    originals = truths.originals.flatten(0, 1)
+def _marks(score: RoleScore, truths: Truths) -> dict[str, dict[str, Estimate]]:
     return {
-        mark: estimate(bootstrap(_ssim(iterates[place], originals, truths.normalization).numpy(), groups=truths.groups))
-        for mark, place in zip(MARKS, places, strict=True)
+        name: {mark: estimate(bootstrap(value.numpy(), groups=truths.groups)) for mark, value in marks.items()}
+        for name, marks in score.on_the_way.items()
     }
 
 
-def _label_recovery(labels: Tensor, truths: Truths) -> Estimate:
-    """The share of each batch's labels that were found, repeats counted; order within a batch says nothing."""
-    shares = []
-    for found, true in zip(labels, truths.labels, strict=True):
-        classes = int(max(found.max(), true.max())) + 1
-        both = torch.minimum(torch.bincount(found, minlength=classes), torch.bincount(true, minlength=classes))
-        shares.append(float(both.sum()) / len(true))
-    return estimate(bootstrap(np.asarray(shares)))
+def images_of(scores: Sequence[RoleScore], truths: Truths, modality: Modality) -> Images:
+    """The originals and what every role made of them, as a report shows them."""
+    made = Images(modality.exhibit(truths.originals.flatten(0, 1)).numpy(), truths.labels.flatten().numpy())
+    for score in scores:
+        if score.exhibit is not None:
+            made.reconstructions[(score.attack, score.role)] = score.exhibit.numpy()
+    return made
 
 
-def _trace(attack: str, role: Role, outcome: Reconstruction) -> Trace:
-    # Rounding can take a cost of zero below it, where a logarithmic axis cannot follow.
-    costs = outcome.costs.double().clamp_min(1e-8).numpy()
-    low, median, high = np.nanquantile(np.where(np.isfinite(costs), costs, np.nan), [0.25, 0.5, 0.75], axis=0)
-    return Trace(
-        attack=attack,
-        role=role,
-        steps=outcome.steps,
-        median=median.tolist(),
-        low=low.tolist(),
-        high=high.tolist(),
-    )
-
-
-def _pictures(images: Tensor, normalization: Normalization) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
-    mean, std = normalization.mean, normalization.std
-    return to_pixels(gray_gaps(images, mean, std), mean, std).clamp(0, 1).float().numpy()
+def estimate(interval: Interval) -> Estimate:
+    """An interval as the result document keeps it."""
+    return Estimate(mean=interval.mean, low=interval.low, high=interval.high, count=interval.count)

@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import numpy as np
-
-from fedveil.auditing.finding import Finding
-from fedveil.auditing.result import Cost, Estimate, Row, Warned
+from fedveil.auditing.judgment import Judgment, Terms
+from fedveil.auditing.result import TOGETHER, Cost, Estimate, Question, Row, Warned
 from fedveil.auditing.scoring import estimate
 from fedveil.auditing.settings import AuditSettings
 from fedveil.leakage.intervals import Interval, bootstrap
+from fedveil.leakage.modality import Words
 
-FEW_IMAGES = 30  # below this intervals are rough
+FEW_EXAMPLES = 30  # below this intervals are rough
 FEW_ROUNDS = 5  # below this most models have hardly begun to learn
 STILL_LEARNING = 0.02  # a gain of accuracy in the last round that says that training was not over
 
@@ -21,55 +20,101 @@ STILL_LEARNING = 0.02  # a gain of accuracy in the last round that says that tra
 # ---- what leaks ------------------------------------------------------------------------------------------------
 
 
-def leakage(
-    rows: list[Row], worst: Finding, settings: AuditSettings, among: int, uninformed: Sequence[str]
-) -> tuple[str, Estimate | None]:
-    """The first sentence, and the share of recognizable pictures in it."""
-    lead, measure = worst.lead, worst.measure
-    recognizable = recognizable_share(lead, settings)
-    of = "updates" if settings.batch_size == 1 else "images"
-    found = f"picks the right image out of {among} for {share(lead.metrics[measure])} of the {of}"
-    found += f" (chance {percent(1 / among)})"
-    if recognizable is not None:
-        found += f", and gets a recognizable picture for {percent(recognizable.mean)}"
+def asked(question: Question, words: Words) -> str:
+    """A question as the reader reads it."""
+    return {
+        "reconstruct": f"Can {words.rebuilt} be rebuilt from an update?",
+        "link": "Can an update be linked to a known record?",
+        "member": "Can it be told whether a record was used?",
+    }[question]
+
+
+def found(rows: Sequence[Row], judged: Judgment, terms: Terms) -> str:
+    """What the strongest attacker gets, beside those who got something else.
+
+    rows: that ask the same question, of the same round.
+    """
+    lead, measure = judged.lead, judged.measure
+    told = _links(judged, terms) if judged.question == "link" else _picks(judged, terms)
     start = f"At the start of round {lead.round}, " if lead.round is not None else ""
     if lead.role == "ceiling":
-        return _begin(f"{start}without a defense, an attacker {found}."), recognizable
-    knows = lead.role == "adaptive" and not uninformed
-    who = "an attacker who knows the defense" if knows else "an attacker who does not know the defense"
-    told = f"{start}{who} {found}."
-    other = next((row for row in rows if row.role == "adaptive" and row.attack == lead.attack), None)
-    if lead.role == "naive" and other is not None and not uninformed:
-        told += f" One who knows it: {percent(other.metrics[measure].mean)}."
-    return _begin(f"{told} Undefended: {share(worst.ceiling.metrics[measure])}."), recognizable
+        return _begin(f"{start}without a defense, an attacker {told}.")
+    informed = next((row for row in rows if row.role == "adaptive" and row.attack == lead.attack), None)
+    sentence = f"{start}{_who(lead, informed, judged, terms)} {told}."
+    if lead.role == "naive" and informed is not None and not terms.uninformed:
+        sentence += f" One who knows it: {percent(informed.metrics[measure].mean)}."
+    if judged.ceiling is not None:
+        sentence += f" Undefended: {share(judged.ceiling.metrics[measure])}."
+    return _begin(sentence)
 
 
-def recognizable_share(row: Row, settings: AuditSettings) -> Estimate | None:
-    """The share of a row's pictures that are nearest to the right image and like it enough; None without SSIM."""
-    if "ssim" not in row.values or "identified" not in row.values:
+def _who(lead: Row, informed: Row | None, judged: Judgment, terms: Terms) -> str:
+    if lead.role == "adaptive" and not terms.uninformed:
+        return "an attacker who knows the defense"
+    if judged.ceiling is None and informed is None:
+        return "an attacker who takes the updates as they are"  # whether there is a defense may not be known
+    return "an attacker who does not know the defense"
+
+
+def _picks(judged: Judgment, terms: Terms) -> str:
+    of = "updates" if terms.settings.batch_size == 1 else terms.modality.words.many
+    chance = percent(1 / terms.candidates)
+    told = f"{terms.modality.picks(terms.candidates)} for {share(judged.lead.metrics[judged.measure])} of the {of}"
+    told += f" (chance {chance})"
+    seen = recognizable_share(judged.lead, terms)
+    if seen is not None:
+        what = terms.modality.words.rebuilt.replace("a ", "a recognizable ", 1)
+        told += f", and gets {what} for {percent(seen.mean)}"
+    return told
+
+
+def _links(judged: Judgment, terms: Terms) -> str:
+    one = terms.modality.words.one if terms.settings.batch_size == 1 else "batch"
+    return (
+        f"links {share(judged.lead.metrics[judged.measure])} of the updates to the right {one} out of "
+        f"{terms.candidates} by comparing updates (chance {percent(1 / terms.candidates)})"
+    )
+
+
+def recognizable_share(row: Row, terms: Terms) -> Estimate | None:
+    """The share of a row's reconstructions that a person would recognize; None where that was not measured."""
+    if row.question != "reconstruct":
         return None
-    similar = np.asarray(row.values["ssim"]) >= settings.recognizable_ssim
-    both = similar & (np.asarray(row.values["identified"]) >= 0.5)
-    groups = [image // settings.batch_size for image in range(len(both))]
-    return estimate(bootstrap(both, groups=groups))
+    seen = terms.modality.recognizable(row.values, terms.settings.recognizable_from)
+    if seen is None:
+        return None
+    return estimate(bootstrap(seen, groups=[place // terms.settings.batch_size for place in range(len(seen))]))
 
 
-def notes(worst: Finding, settings: AuditSettings, recognizable: bool) -> list[str]:
-    """What the words of the first sentence mean, and how far they reach."""
-    found = []
-    if recognizable:
-        found.append(
-            "A picture counts as recognizable where it is nearer to the right image than to all the others, and its "
-            "structural similarity to it (SSIM: 1 for the same picture, about 0 for unrelated ones) is at least "
-            f"{settings.recognizable_ssim:g}."
-        )
-    if worst.measure == "identified_features":
-        found.append("Images were compared by what a classifier sees in them: that found more than comparing pixels.")
-    count = worst.lead.metrics[worst.measure].count
-    if count < FEW_IMAGES:
-        many = f"only {count} images" if count > 1 else "a single image"
-        found.append(f"This rests on {many}: the numbers can change much with more.")
-    return found
+def notes(judged: Sequence[Judgment], worst: Judgment, terms: Terms) -> list[str]:
+    """What the words of the sentences mean, and how far they reach."""
+    told = []
+    for each in judged:
+        if each.question == "link":
+            told.append(_on_linking(each, terms))
+            continue
+        if recognizable_share(each.lead, terms) is not None:
+            told.append(terms.modality.recognizable_note(terms.settings.recognizable_from))
+        if each.measure in terms.modality.measure_notes:
+            told.append(terms.modality.measure_notes[each.measure])
+    count, counted = worst.lead.metrics[worst.measure].count, terms.counted(worst.question)
+    if count < FEW_EXAMPLES:
+        many = f"only {count} {counted}" if count > 1 else f"a single {counted.removesuffix('s')}"
+        told.append(f"This rests on {many}: the numbers can change much with more.")
+    if worst.lead.attack == TOGETHER:
+        told.append("Of several attacks, for each update the one that got most counts; a guess may try as often.")
+    return told
+
+
+def _on_linking(judged: Judgment, terms: Terms) -> str:
+    one = terms.modality.words.one if terms.settings.batch_size == 1 else "batch"
+    told = (
+        f"To link an update, the attacker compares it with the updates that {terms.candidates} known candidates would "
+        f"have caused, one of which is the right {one}. Nothing is rebuilt."
+    )
+    if judged.lead.exact is False:
+        told += " How likely each candidate is under the defense has no closed form here: a better test may link more."
+    return told
 
 
 # ---- what it costs ---------------------------------------------------------------------------------------------
@@ -102,20 +147,33 @@ def _time(found: Cost) -> str:
     return f"; a round takes {ratio} {interval}"
 
 
-def warnings(found: Cost, settings: AuditSettings, uninformed: Sequence[str], lead: Row) -> list[Warned]:
-    """Where a number says nothing, and where a cost is large."""
-    told = _on_accuracy(found, settings)
+def warnings(found: Cost, judged: Sequence[Judgment], worst: Judgment, terms: Terms) -> list[Warned]:
+    """Where a number says nothing, where a cost is large, and where numbers contradict each other."""
+    told = _on_accuracy(found, terms.settings)
     if found.rounds and found.slowdown and found.slowdown_interval is None:
         told.append(Warned(words="Too few rounds were timed to say whether the difference in time is more than noise."))
-    if uninformed:
+    if terms.uninformed:
         words = (
-            f"No attacker who knows the defense was tried: {' and '.join(uninformed)} does not say what one would do. "
-            "This counts against the defense."
+            f"No attacker who knows the defense was tried: {' and '.join(terms.uninformed)} does not say what one "
+            "would do. This counts against the defense."
         )
         told.append(Warned(words=words, loud=True))
-    elif settings.attackers == "naive" and lead.role == "naive":
+    elif terms.settings.attackers == "naive" and worst.lead.role == "naive":
         told.append(Warned(words="No attacker who knows the defense was tried (attackers: naive).", loud=True))
-    return told
+    return told + [_on_bound(each) for each in judged if _broken(each)]
+
+
+def _broken(judged: Judgment) -> bool:
+    """Whether more was measured than a formal guarantee allows."""
+    return judged.lead.bound is not None and judged.lead.metrics[judged.measure].low > judged.lead.bound
+
+
+def _on_bound(judged: Judgment) -> Warned:
+    words = (
+        f"More updates were linked, {share(judged.lead.metrics[judged.measure])}, than the formal guarantee allows any "
+        f"attacker, {percent(judged.lead.bound or 0.0)}. So the guarantee does not hold as stated: do not rely on it."
+    )
+    return Warned(words=words, loud=True)
 
 
 def _on_accuracy(found: Cost, settings: AuditSettings) -> list[Warned]:
@@ -161,13 +219,14 @@ def _last_gain(found: Cost) -> float:
     return measured[-1] - measured[-2] if len(measured) > 1 else 0.0
 
 
-def thresholds(settings: AuditSettings, found: Cost) -> list[str]:
+def thresholds(found: Cost, terms: Terms) -> list[str]:
     """What the words were decided by, as set for this audit."""
+    settings = terms.settings
     told = [
         f"exposed: the lower end of the interval is above {percent(settings.exposed_above)}",
         "no leakage found: no better than a guess without the update"
         + (f" by {percent(settings.smallest_gain)}" if settings.smallest_gain else "")
-        + f", and a leak of {percent(settings.rule_out)} of the images is ruled out",
+        + f", and a leak of {percent(settings.rule_out)} of the {terms.modality.words.many} is ruled out",
     ]
     return told + ([f"large cost: more than {100 * settings.large_drop:g} points"] if found.rounds else [])
 

@@ -21,11 +21,16 @@ class AuditSettings:
     rounds: tuple[Count, ...] = (1,)  # at whose start the updates are computed
     local_steps: Literal["unrolled", "pseudo-gradient"] = "unrolled"  # how FedAvg updates are attacked
     attackers: Literal["both", "naive", "adaptive"] = "both"
-    candidates: Count = 100  # the original and its distractors, for `identified`
+    candidates: Count = 100  # the original and its distractors, from which an attacker picks
     reference: Literal["trained", "none"] = "trained"  # compare by a classifier of the task's own data, too
     lpips: Literal["none", "alex", "vgg"] = "none"  # needs weight files, see `fedveil.leakage.lpips`
-    exposed_above: Probability = 0.5  # "exposed" where the interval of `identified` lies above this
-    smallest_gain: NonNegative = 0.0  # by how much `identified` must beat the floor to count as a leak
-    rule_out: Probability = 0.25  # "no leakage found" only where so many more than the floor can be ruled out
-    recognizable_ssim: Probability = 0.5  # an identified picture of at least this SSIM counts as recognizable
+    exposed_above: Probability = 0.5  # "exposed" where the whole interval of the share picked lies above this
+    smallest_gain: NonNegative = 0.0  # by how much that share must beat the floor's to count as a leak
+    rule_out: Probability = 0.25  # "no leakage found" only where a share this much above the floor's is ruled out
+    recognizable_from: Probability = 0.5  # similarity from which on a picture that is picked counts as recognizable
     large_drop: Probability = 0.05  # a loss of accuracy surely above this is called large
+
+    @property
+    def tools(self) -> dict[str, str]:
+        """What examples are compared by, as a modality takes it."""
+        return {"reference": self.reference, "lpips": self.lpips}

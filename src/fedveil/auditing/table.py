@@ -5,35 +5,76 @@ from __future__ import annotations
 import csv
 import html
 import io
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
 from fedveil.auditing.result import Estimate, Row
+from fedveil.auditing.roles import ATTACKERS, ROLES
 from fedveil.leakage.catalog import METRICS
+from fedveil.leakage.modality import LINKED, Modality
 
-ROLE_TITLES = {
-    "ceiling": "undefended (ceiling)",
-    "naive": "defended, naive attacker",
-    "adaptive": "defended, adaptive attacker",
-    "noise-floor": "floor: noise for the update",
-    "mean-floor": "floor: the mean image",
-    "bound": "the perturbed input",
-}
-SHOWN = ("identified", "psnr", "ssim", "mse")
-FIELDS = ("attack", "role", "round", "metric", "mean", "low", "high", "count")
+FIELDS = ("attack", "role", "round", "metric", "mean", "low", "high", "count", "bound")
 
 
-def as_text(rows: list[Row], width: int, blocks: int | None = None) -> str:
-    """The rows, by attack; columns that do not fit beside each other follow below (or not: at most `blocks` of them).
+@dataclass(frozen=True)
+class Column:
+    """A column: its head, and what it says of a row."""
 
+    head: str
+    cell: Callable[[Row], str]
+
+
+@dataclass(frozen=True)
+class Part:
+    """The rows that answer one question, with the columns that go with it."""
+
+    rows: list[Row]
+    columns: list[Column]
+
+
+def parts(rows: Sequence[Row], modality: Modality) -> Iterator[Part]:
+    """The rows question by question."""
+    for question in ("reconstruct", "link"):
+        asked = [row for row in rows if row.question == question]
+        names = modality.shown if question == "reconstruct" else (LINKED,)
+        columns = [_measured(name) for name in names if any(name in row.metrics for row in asked)]
+        if question == "link":
+            columns.append(Column("formal bound", formal_bound))
+        if asked:
+            yield Part(asked, columns)
+
+
+def _measured(name: str) -> Column:
+    return Column(METRICS[name].column, lambda row: _cell(row.metrics.get(name), name))
+
+
+def formal_bound(row: Row) -> str:
+    """How often any attacker at all may link an update, as far as a guarantee says so; rounded up.
+
+    >>> formal_bound(Row(attack="link", role="adaptive", question="link", metrics={}, values={}, bound=0.3612))
+    '≤ 37 %'
+    """
+    if row.role not in ATTACKERS:
+        return "–"
+    return "no formal bound" if row.bound is None else f"≤ {math.ceil(100 * row.bound - 1e-9)} %"
+
+
+def as_text(rows: Sequence[Row], modality: Modality, width: int, blocks: int | None = None) -> str:
+    """The rows, by question and attack; columns that do not fit beside each other follow below.
+
+    blocks: how many of these blocks to show at most of each question.
     A star marks the strongest attacker.
     """
-    shown = _shown(rows)
-    titles = [_title(row) for row in rows]
-    widest = max(map(len, titles), default=0)
-    columns = [[METRICS[name].column, *(_cell(row.metrics.get(name), name) for row in rows)] for name in shown]
-    texts = [_block(rows, titles, part) for part in _fitting(columns, width - widest)]
-    return "\n\n".join(texts[:blocks])
+    texts: list[str] = []
+    for part in parts(rows, modality):
+        titles = [_title(row) for row in part.rows]
+        columns = [[column.head, *map(column.cell, part.rows)] for column in part.columns]
+        fitting = _fitting(columns, width - max(map(len, titles)))
+        texts += [_block(part.rows, titles, some) for some in fitting[:blocks]]
+    return "\n\n".join(texts)
 
 
 def _fitting(columns: list[list[str]], room: int) -> list[list[list[str]]]:
@@ -59,29 +100,39 @@ def _block(rows: list[Row], titles: list[str], columns: list[list[str]]) -> str:
     return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=False)).rstrip() for line in lines)
 
 
-def as_html(rows: list[Row]) -> str:
-    """The same as a table of HTML."""
-    shown = _shown(rows)
-    head = "".join(f"<th>{html.escape(METRICS[name].column)}</th>" for name in shown)
+def as_html(rows: Sequence[Row], modality: Modality) -> str:
+    """The same as tables of HTML."""
+    return "".join(map(_html, parts(rows, modality)))
+
+
+def _html(part: Part) -> str:
+    head = "".join(f"<th>{html.escape(column.head)}</th>" for column in part.columns)
     body = ""
-    for heading, members in groupby(rows, key=_heading):
-        body += f'<tr><th colspan="{len(shown) + 1}" style="text-align:left">{html.escape(heading)}</th></tr>'
+    for heading, members in groupby(part.rows, key=_heading):
+        body += f'<tr><th colspan="{len(part.columns) + 1}" style="text-align:left">{html.escape(heading)}</th></tr>'
         for row in members:
-            cells = "".join(f"<td>{html.escape(_cell(row.metrics.get(name), name))}</td>" for name in shown)
+            cells = "".join(f"<td>{html.escape(column.cell(row))}</td>" for column in part.columns)
             body += f'<tr><td style="text-align:left">{html.escape(_title(row).strip())}</td>{cells}</tr>'
     return f"<table><thead><tr><th></th>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
-def as_records(rows: list[Row]) -> list[dict[str, Any]]:
+def as_records(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """One record for each attack, role, round and metric; where all attacked rounds are taken together, no round."""
     return [
-        {"attack": row.attack, "role": row.role, "round": row.round, "metric": name, **found.model_dump()}
+        {
+            "attack": row.attack,
+            "role": row.role,
+            "round": row.round,
+            "metric": name,
+            **found.model_dump(),
+            "bound": row.bound,
+        }
         for row in rows
         for name, found in row.metrics.items()
     ]
 
 
-def as_csv(rows: list[Row]) -> str:
+def as_csv(rows: Sequence[Row]) -> str:
     """The records as a file with a head."""
     text = io.StringIO()
     writer = csv.DictWriter(text, FIELDS, lineterminator="\n")
@@ -90,17 +141,13 @@ def as_csv(rows: list[Row]) -> str:
     return text.getvalue()
 
 
-def _shown(rows: list[Row]) -> list[str]:
-    return [name for name in SHOWN if any(name in row.metrics for row in rows)]
-
-
 def _heading(row: Row) -> str:
     attack = row.attack or "no attack"
     return attack if row.round is None else f"{attack}, round {row.round}"
 
 
 def _title(row: Row) -> str:
-    return f"  {ROLE_TITLES[row.role]}{' *' if row.strongest else ''}"
+    return f"  {ROLES[row.role].title}{' *' if row.strongest else ''}"
 
 
 def _cell(estimate: Estimate | None, name: str) -> str:

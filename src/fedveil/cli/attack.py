@@ -16,7 +16,9 @@ from PIL import Image
 from torch import Tensor
 
 from fedveil.attacks.base import Attack
+from fedveil.attacks.finding import Reconstruction as Found
 from fedveil.attacks.problem import Reconstruction
+from fedveil.auditing.audit_result import LeakageTable
 from fedveil.auditing.captures import (
     CaptureSetting,
     attack_captures,
@@ -28,9 +30,9 @@ from fedveil.auditing.captures import (
     steps_alike,
     truth_labels,
 )
-from fedveil.auditing.outcome import LeakageTable
-from fedveil.auditing.result import Role, Row
-from fedveil.auditing.scoring import make_row
+from fedveil.auditing.result import Row
+from fedveil.auditing.roles import Role
+from fedveil.auditing.scoring import rows_of, score_finding
 from fedveil.cli.display import Display
 from fedveil.cli.folder import own_folder
 from fedveil.clients.engine import BACKENDS
@@ -40,8 +42,8 @@ from fedveil.federation.capture import Capture, Truth
 from fedveil.fields import field_names, parse_spec
 from fedveil.files import writable_folder, write_atomically
 from fedveil.leakage.assignment import assign
-from fedveil.leakage.identified import candidates
-from fedveil.leakage.score import gray_gaps, score
+from fedveil.leakage.pictures import Pictures
+from fedveil.leakage.truths import Truths
 from fedveil.registry import attacks, datasets
 from fedveil.tasks.datasets.base import DataSet
 from fedveil.tasks.examples import ArrayExamples
@@ -52,6 +54,7 @@ from fedveil.workers import Workers
 LABELS = ("known", "recovered", "idlg", "optimized")
 MARK = "attack.json"  # written first, without scores, and last: a killed attack is known as one
 UNFINISHED = b"{}"
+CANDIDATES = 100
 
 
 @dataclass(frozen=True)
@@ -125,8 +128,9 @@ def _run(given: AttackOptions, out: Path, pool: Workers) -> None:
             progress=display.watch().attack,
             workers=pool,
         )
-        rows, arranged = _scored(attack, found, originals, others, pixel_map(captures[0], setting))
-        _save(out, paths, found, arranged, originals, rows, pixel_map(captures[0], setting))
+        kind = Pictures(pixel_map(captures[0], setting))
+        rows, arranged = _scored(attack, found, originals, others, kind)
+        _save(out, paths, found, arranged, originals, rows, kind)
     _show(given, out, rows, found, 0 if others is None else others.shape[1] + 1)
 
 
@@ -242,7 +246,9 @@ def _others(
         images, classes = pool.batch(list(range(len(pool))))
         assert isinstance(images, Tensor)
         assert labels is not None
-        return images[candidates(flat, labels.flatten(), images, classes, seed=given.seed)]
+        return images[
+            Pictures().distractors(flat, labels.flatten(), (images, classes), count=CANDIDATES, seed=given.seed)
+        ]
     if len(flat) < 2:
         return None
     places = [[other for other in range(len(flat)) if other != place] for place in range(len(flat))]
@@ -254,27 +260,21 @@ def _scored(
     found: Mapping[Role, Reconstruction],
     originals: Tensor | None,
     others: Tensor | None,
-    normalization: Normalization,
+    kind: Pictures,
 ) -> tuple[list[Row], dict[Role, Tensor]]:
     """The rows of the table, and the pictures in the order of the originals."""
     if originals is None:
         return [], {role: outcome.inputs for role, outcome in found.items()}
-    groups = torch.arange(len(originals)).repeat_interleave(originals.shape[1]).tolist()
-    rows, arranged = [], {}
-    for role, outcome in found.items():
-        pictures, _ = assign(outcome.inputs, originals)
-        cost = outcome.cost.repeat_interleave(originals.shape[1])
-        values = score(
-            pictures.flatten(0, 1),
-            originals.flatten(0, 1),
-            normalization.mean,
-            normalization.std,
-            others,
-            attack_loss=cost,
+    labels = torch.zeros(originals.shape[:2], dtype=torch.int64)
+    true = Truths(originals, labels, originals, (1,) * len(originals), distractors=others)
+    scores = [
+        score_finding(
+            attack.name, role, Found(outcome.inputs, outcome.labels, outcome.cost, outcome.seconds), true, kind
         )
-        rows.append(make_row(attack.name, role, values, groups))
-        arranged[role] = pictures
-    return rows, arranged
+        for role, outcome in found.items()
+    ]
+    arranged = {role: assign(outcome.inputs, originals)[0] for role, outcome in found.items()}
+    return rows_of(scores, true, kind), arranged
 
 
 # ---- what comes out ------------------------------------------------------------------------------------------
@@ -287,13 +287,13 @@ def _save(
     arranged: Mapping[Role, Tensor],
     originals: Tensor | None,
     rows: list[Row],
-    normalization: Normalization,
+    kind: Pictures,
 ) -> None:
     """One PNG per image, all images as tensors, and the scores."""
     write_atomically(out / MARK, UNFINISHED)
-    shown: dict[str, NDArray[np.float32]] = {role: _pixels(each, normalization) for role, each in arranged.items()}
+    shown: dict[str, NDArray[np.float32]] = {role: _pixels(each, kind) for role, each in arranged.items()}
     if originals is not None:
-        shown["original"] = _pixels(originals, normalization)
+        shown["original"] = _pixels(originals, kind)
     for name, pictures in shown.items():
         for path, batch in zip(paths, pictures, strict=True):
             folder = writable_folder(out / path.stem)
@@ -312,10 +312,9 @@ def _finished(mark: Path) -> bool:
     return mark.exists() and mark.read_bytes() != UNFINISHED
 
 
-def _pixels(images: Tensor, normalization: Normalization) -> NDArray[np.float32]:
-    flat = gray_gaps(images.flatten(0, 1), normalization.mean, normalization.std)
-    pixels: NDArray[np.float32] = normalization.pixels(flat).clamp(0, 1).reshape(images.shape).float().numpy()
-    return pixels
+def _pixels(images: Tensor, kind: Pictures) -> NDArray[np.float32]:
+    shown: NDArray[np.float32] = kind.exhibit(images.flatten(0, 1)).reshape(images.shape).numpy()
+    return shown
 
 
 def _save_png(path: Path, picture: NDArray[np.float32]) -> None:
@@ -330,13 +329,15 @@ def _show(given: AttackOptions, out: Path, rows: list[Row], found: Mapping[Role,
     costs = {role: float(outcome.cost.median()) for role, outcome in found.items()}
     if given.as_json:
         plain = [row.model_dump(exclude={"values"}) for row in rows]
-        summary = {"out": str(out), "rows": plain, "identified_among": among or None, "median_cost": costs}
+        summary = {"out": str(out), "rows": plain, "candidates": among or None, "median_cost": costs}
         print(json.dumps(summary, indent=1, ensure_ascii=False))
         return
     if rows:
-        print(LeakageTable(rows))
+        print(LeakageTable(rows, Pictures()))
         among_words = (
-            f"identified: among {among} images" if among else "identified: not measured; name a set with --data"
+            f"The right image was looked for among {among}."
+            if among
+            else "There are no other images to tell the right one from: name a set with --data."
         )
         print(among_words)
     else:

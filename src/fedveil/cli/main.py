@@ -235,12 +235,12 @@ def _report(
     ] = None,
 ) -> None:
     """Write the report of a finished audit again."""
-    from fedveil.auditing.outcome import Outcome
+    from fedveil.auditing.audit_result import AuditResult
     from fedveil.auditing.result import load_result
 
     # Who writes into the folder must have it. A report elsewhere only reads, which never meets a half-written file.
     with owned(folder if path is None and folder.is_dir() else None):
-        outcome = Outcome(*load_result(folder))
+        outcome = AuditResult(*load_result(folder))
         print(outcome.report(path or folder / "report.html"))
         if table is not None:
             print(outcome.csv(table))

@@ -236,10 +236,10 @@ SETTINGS = (
         "audit",
     ),
     Setting(
-        "audit.recognizable_ssim",
-        "--recognizable-ssim",
+        "audit.recognizable_from",
+        "--recognizable-from",
         "number",
-        "SSIM from which on an identified picture counts as recognizable.",
+        "Similarity from which on a picture that is picked counts as recognizable.",
         AUDIT,
         "0.5",
         "audit",

@@ -12,8 +12,8 @@ from typing import Any
 import safetensors.torch
 
 from fedveil.auditing.asked import Asked
+from fedveil.auditing.audit_result import AuditResult
 from fedveil.auditing.check import check as check_audit
-from fedveil.auditing.outcome import Outcome
 from fedveil.auditing.result import load_result
 from fedveil.auditing.run import audit
 from fedveil.cli.config import Config
@@ -28,7 +28,7 @@ from fedveil.ledger.statement import Statement, statement
 from fedveil.tasks.task import Task
 from fedveil.workers import Workers, pack
 
-THRESHOLDS = ("exposed_above", "smallest_gain", "rule_out", "recognizable_ssim", "large_drop")
+THRESHOLDS = ("exposed_above", "smallest_gain", "rule_out", "recognizable_from", "large_drop")
 FAILED = 3  # the exit code of a finding that --fail-if names
 
 
@@ -41,7 +41,7 @@ def run_audit(given: Given) -> int:
 
 def _run_audit(config: Config, place: Claim) -> int:
     if place.finished:
-        return _show_audit(Outcome(*load_result(place.path)), place, config)
+        return _show_audit(AuditResult(*load_result(place.path)), place, config)
     task = config.build_task()
     check_audit(Asked(task, config.chain, tuple(config.attack), config.federation, config.audit, train=config.trains))
     display = Display(quiet=config.quiet, resumes=place.resumes)
@@ -74,7 +74,7 @@ def _run_audit(config: Config, place: Claim) -> int:
         return _show_audit(outcome, place, config)
 
 
-def _show_audit(outcome: Outcome, place: Claim, config: Config) -> int:
+def _show_audit(outcome: AuditResult, place: Claim, config: Config) -> int:
     """Write the report, print the findings; returns the exit code."""
     report = outcome.report(place.path / "report.html")
     result = outcome.result
@@ -101,7 +101,7 @@ def _show_audit(outcome: Outcome, place: Claim, config: Config) -> int:
             "next_step": result.verdict.next_step,
             "next_command": result.verdict.command,
             "rows": [row.model_dump(exclude={"values"}) for row in result.rows],
-            "identified_among": result.identified_among,
+            "candidates": result.candidates,
             "cost": result.cost.model_dump(exclude={"history"}),
             "seconds": result.provenance.seconds,
             "out": str(place.path),

@@ -1,4 +1,4 @@
-"""What leaked: metrics of reconstructed images, their assignment to the originals, intervals and floors.
+"""What leaked: kinds of data and their metrics, assignment to the originals, intervals and floors.
 
-Nothing is imported here, so that `fedveil.leakage.catalog` can be read without loading torch.
+Nothing is imported here, so that the catalog, the intervals and the modalities can be read without loading torch.
 """

@@ -29,7 +29,7 @@ class Metric:
 
     @property
     def share(self) -> bool:
-        """Whether each image's value is a yes or a no, so that the mean is a share of the images."""
+        """Whether each value is a yes or a no, so that the mean is a share."""
         return self.unit == "%"
 
     @property
@@ -80,6 +80,15 @@ METRICS: dict[str, Metric] = {
             digits=0,
             words="As `identified`, but nearest by the features of a network instead of by pixels: it sees through "
             "small shifts and changes of brightness.",
+        ),
+        Metric(
+            name="linked",
+            title="linked",
+            unit="%",
+            private="low",
+            digits=0,
+            words="Share of the updates whose original was picked among the candidates by comparing the update with "
+            "the one that each candidate would have caused; no picture is needed.",
         ),
         Metric(
             name="mse",

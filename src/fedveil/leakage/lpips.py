@@ -3,8 +3,8 @@
 Both pictures go through an ImageNet network; at five depths their features, scaled to length one at every pixel, are
 subtracted, squared, weighted per channel by the published heads (version 0.1), averaged over the pixels, and summed.
 
-The weights are no part of fedveil. `load` reads them from the folder `weights/` under the data root and says how to get
-what is missing: another network in its place would give other numbers under the same name.
+The weights are not part of fedveil. `load` reads them from the folder `weights/` under the data root and says how to
+get what is missing: another network in its place would give other numbers under the same name.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedveil.errors import FedveilError, unknown_name
+from fedveil.tasks.fingerprint import fingerprint
 from fedveil.tasks.sources import data_root
 from fedveil.tensors import own_memory, read_safetensors
 
@@ -84,6 +85,12 @@ class Lpips:
     model: Features
     heads: tuple[Tensor, ...]  # one weight per channel and depth
     enlarge: int = 64
+
+    @property
+    def content(self) -> str:
+        """A hash of its weights and settings."""
+        heads = [(f"head {depth}", head) for depth, head in enumerate(self.heads)]
+        return f"{self!r} {fingerprint([*sorted(self.model.state_dict().items()), *heads])}"
 
     @torch.no_grad()
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:

@@ -16,29 +16,21 @@ from torch import Tensor
 HIGHEST_PSNR = 100.0
 
 
-def to_pixels(images: Tensor, mean: Tensor | Sequence[float], std: Tensor | Sequence[float]) -> Tensor:
-    """Normalized images (..., C, H, W) as pixels, not clamped; the inverse of `from_pixels`."""
-    return images * _per_channel(std, images) + _per_channel(mean, images)
-
-
-def from_pixels(pixels: Tensor, mean: Tensor | Sequence[float], std: Tensor | Sequence[float]) -> Tensor:
-    """Pixels (..., C, H, W) as normalized images: (pixel - mean) / std per channel."""
-    return (pixels - _per_channel(mean, pixels)) / _per_channel(std, pixels)
-
-
 def mse(x: Tensor, y: Tensor) -> Tensor:
     """Mean squared error of each image over all channels and pixels, in the space that the images are in."""
     x, y = _both(x, y)
     return (x - y).square().flatten(1).mean(1)
 
 
-def psnr(x: Tensor, y: Tensor, std: Tensor | Sequence[float]) -> Tensor:
+def psnr(x: Tensor, y: Tensor, std: Sequence[float]) -> Tensor:
     """Peak signal-to-noise ratio of normalized images, as the papers compute it; at most `HIGHEST_PSNR` dB.
 
     10·log10((1/std_c)² / MSE), averaged over the channels c, where MSE is that of the whole image. With one channel
     this is `psnr_pixel` without the clamping.
     """
-    peak = 1 / _per_channel(std, x).to("cpu", torch.float64).flatten()
+    if len(std) != x.shape[-3]:
+        raise ValueError(f"{x.shape[-3]} channels need as many standard deviations, got {len(std)}")
+    peak = 1 / torch.tensor(std, dtype=torch.float64)
     return _decibels(peak.square() / mse(x, y).unsqueeze(1)).mean(1).clamp(max=HIGHEST_PSNR)
 
 
@@ -89,11 +81,11 @@ def ssim(x: Tensor, y: Tensor) -> Tensor:
     return (luminance * structure).flatten(1).mean(1)
 
 
-def leakage_score(iterates: Tensor | Iterable[Tensor], original: Tensor) -> Tensor:
+def leakage_score(iterates: Iterable[Tensor], original: Tensor) -> Tensor:
     """FedEM's Eq. 9 per image: 1 - mean over the attack's iterates of ‖x_i - x‖ / √n, floored at 0.
 
-    `iterates` are pixels, (I, N, C, H, W) or any iterable of (N, C, H, W). √n, with n = C·H·W, is the diameter of the
-    pixel cube (D in the paper). Without iterates nothing was attacked and the score is 0.
+    `iterates` are pixels (N, C, H, W), read one at a time. √n, with n = C·H·W, is the diameter of the pixel cube (D in
+    the paper). Without iterates nothing was attacked and the score is 0.
     """
     distances = [mse_pixel(iterate, original).sqrt() for iterate in iterates]  # ‖·‖/√n is the root of the MSE
     if not distances:
@@ -133,14 +125,6 @@ def _both(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     if x.shape != y.shape:
         raise ValueError(f"the two must have the same shape: {tuple(x.shape)} and {tuple(y.shape)}")
     return x.detach().to("cpu", torch.float64), y.detach().to("cpu", torch.float64)
-
-
-def _per_channel(values: Tensor | Sequence[float], images: Tensor) -> Tensor:
-    """One number per channel, shaped to multiply images (..., C, H, W)."""
-    tensor = torch.as_tensor(values, dtype=images.dtype, device=images.device).flatten()
-    if len(tensor) != images.shape[-3]:
-        raise ValueError(f"{images.shape[-3]} channels need as many means and standard deviations, got {len(tensor)}")
-    return tensor.view(-1, 1, 1)
 
 
 def _decibels(ratio: Tensor) -> Tensor:

@@ -28,8 +28,8 @@ from fedveil.tensors import read_safetensors, write_safetensors
 log = logging.getLogger("fedveil")
 
 VERSION = 1  # of the recipe below; another one must not read this one's files
-EXAMPLES = 5000  # at most so many to train on
-TEST_EXAMPLES = 2000  # and so many to tell its accuracy
+EXAMPLES = 5000  # the most to train on
+TEST_EXAMPLES = 2000  # the most to measure its accuracy on
 STEPS = 500  # about six passes over 5,000 examples, more over fewer: the time is the same for all
 BATCH = 64
 RATE = 2e-3
@@ -81,6 +81,11 @@ class Reference:
     model: SmallNet
     accuracy: float  # on test examples of the task, so that a reader can tell what its judgment is worth
     examples: int  # it was trained on
+
+    @property
+    def content(self) -> str:
+        """A hash of its weights."""
+        return fingerprint(sorted(self.model.state_dict().items()))
 
     def features(self, images: Tensor) -> Tensor:
         """The 64 features before the last layer: (N, 64)."""
@@ -141,8 +146,8 @@ def _train(model: SmallNet, images: Tensor, labels: Tensor, seed: int) -> None:
         for _ in range(STEPS):
             if not len(waiting):
                 waiting = torch.from_numpy(random.permutation(len(labels)))
-            places, waiting = waiting[:BATCH], waiting[BATCH:]
-            loss = functional.cross_entropy(model(images[places]), labels[places])
+            batch, waiting = waiting[:BATCH], waiting[BATCH:]
+            loss = functional.cross_entropy(model(images[batch]), labels[batch])
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()

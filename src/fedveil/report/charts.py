@@ -95,8 +95,12 @@ def line_chart(
     return svg(title, description, width, height, parts)
 
 
-def interval_bar(estimate: Estimate | None, style: str, chance: float | None = None) -> Markup:
-    """A bar from 0 to a share, its interval as a whisker and chance as a tick; the numbers stand beside it as text.
+def interval_bar(
+    estimate: Estimate | None, style: str, chance: float | None = None, bound: float | None = None
+) -> Markup:
+    """A bar from 0 to a share, its interval as a whisker; chance is a dashed tick, a formal bound a solid one.
+
+    The numbers stand beside it as text.
 
     It has no viewBox: percentages let it take the width there is, while the strokes keep theirs.
     """
@@ -113,6 +117,9 @@ def interval_bar(estimate: Estimate | None, style: str, chance: float | None = N
             parts += [whisker.format(low, high, 9, 9), *(whisker.format(end, end, 5, 13) for end in (low, high))]
     if chance is not None:
         parts.append(Markup('<line class="chance" x1="{0:.1f}%" x2="{0:.1f}%" y1="0" y2="18"/>').format(chance * 100))
+    if bound is not None and drawable(bound):
+        at = min(max(bound, 0.0), 1.0) * 100
+        parts.append(Markup('<line class="limit" x1="{0:.1f}%" x2="{0:.1f}%" y1="0" y2="18"/>').format(at))
     return Markup('<svg class="interval" aria-hidden="true" focusable="false">{}</svg>').format(Markup("").join(parts))
 
 

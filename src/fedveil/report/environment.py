@@ -6,7 +6,8 @@ from functools import cache
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from fedveil.report import words
+from fedveil.auditing.roles import ROLES
+from fedveil.report import formatting
 
 
 @cache
@@ -19,5 +20,6 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.globals["words"] = words
+    made.globals["formatting"] = formatting
+    made.globals["ROLES"] = ROLES
     return made

@@ -8,6 +8,9 @@ from fedveil.auditing.again import config_file, config_toml
 from fedveil.auditing.result import Images, Result
 from fedveil.errors import FedveilError
 from fedveil.files import write_atomically
+from fedveil.leakage.catalog import METRICS
+from fedveil.leakage.modalities import modality
+from fedveil.leakage.modality import LINKED
 from fedveil.report import clients, view
 from fedveil.report.environment import environment
 from fedveil.report.summary import summary
@@ -23,13 +26,17 @@ def render(result: Result, images: Images) -> str:
         .render(
             result=result,
             summary=summary(result, grid),
-            lead=view.lead(result),
             grid=grid,
             table=view.table(result),
             cost_charts=view.cost_charts(result.cost),
             cost_rows=list(view.cost_rows(result.cost)),
             holdings=None if result.holdings is None else clients.held(result.holdings),
-            attacks=[(run, view.attack_charts(run)) for run in result.attacks],
+            links=view.links(result),
+            attacks=[
+                (run, view.attack_facts(run), view.attack_charts(run), view.on_the_way(run)) for run in result.attacks
+            ],
+            kind=modality(result.modality),
+            linked=METRICS[LINKED],
             config=config_toml(result.provenance.config),
             repeats=config_file(result.provenance.config) is not None,
         )

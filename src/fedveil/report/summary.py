@@ -6,20 +6,31 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from fedveil.auditing.result import DefenseCard, Result, Role
-from fedveil.report import words
+from fedveil.auditing.result import DefenseCard, Question, Result, measures
+from fedveil.auditing.roles import ROLES, Role
+from fedveil.leakage.modalities import modality
+from fedveil.report import formatting
 from fedveil.report.charts import interval_bar
-from fedveil.report.view import Grid, beside
+from fedveil.report.view import Grid, beside, floor, lead
 
 
 @dataclass(frozen=True)
 class Bar:
-    """A line of the strip on the first screen: who picks the right image how often."""
+    """A line of a strip on the first screen: who picks the right one how often."""
 
     role: Role
     who: str
     share: str
     bar: Markup
+
+
+@dataclass(frozen=True)
+class Strip:
+    """Who gets how much, for one question."""
+
+    title: str
+    bars: list[Bar]
+    note: str
 
 
 @dataclass(frozen=True)
@@ -37,8 +48,7 @@ class Summary:
 
     defense: list[tuple[str, str]]  # each defense of a chain with all its settings
     attacked: str
-    strip: list[Bar]
-    chance: str
+    strips: list[Strip]
     pictures: list[Shown]
     pictured: str  # which image it is
     ran: list[tuple[str, str]]
@@ -46,12 +56,10 @@ class Summary:
 
 def summary(result: Result, grid: Grid) -> Summary:
     """The first page of a result."""
-    among = result.identified_among
     return Summary(
         defense=defenses(result.defense),
         attacked=result.attacked or _attacked(result),
-        strip=strip(result),
-        chance=f"{words.number(100 / among, 0 if among <= 100 else 2)}{words.SPACE}%" if among > 0 else words.NONE,
+        strips=strips(result),
         pictures=_pictures(result, grid),
         pictured=_pictured(grid),
         ran=_ran(result),
@@ -68,30 +76,56 @@ def defenses(card: DefenseCard) -> list[tuple[str, str]]:
     """
     names = card.name.split(" + ")
     if len(names) == 1:
-        return [(card.name, ", ".join(f"{name} {value}" for name, value in words.settings(card.settings)))]
+        return [(card.name, ", ".join(f"{name} {value}" for name, value in formatting.settings(card.settings)))]
     found = []
     for name in dict.fromkeys(names):
         own = {k.removeprefix(f"{name}."): v for k, v in card.settings.items() if k.startswith(f"{name}.")}
-        found.append((name, ", ".join(f"{key} {value}" for key, value in words.settings(own))))
+        found.append((name, ", ".join(f"{key} {value}" for key, value in formatting.settings(own))))
     return found
 
 
-def strip(result: Result) -> list[Bar]:
-    """Who picks the right image how often, from no defense to a guess without the update."""
-    verdict = result.verdict
-    roles: list[Role] = ["ceiling", "naive", "adaptive", verdict.floor]
+def strips(result: Result) -> list[Strip]:
+    """For each question that was asked, who gets how much: from no defense to a guess without the update."""
+    one = modality(result.modality).words.one
+    batches = any(run.batch_size > 1 for run in result.attacks)
+    linked = f"Who links updates to the right {'batch' if batches else one}"
+    titles: dict[Question, str] = {"reconstruct": f"Who picks the right {one}", "link": linked}
+    questions: tuple[Question, ...] = ("reconstruct", "link")
+    asked = [question for question in questions if any(row.question == question for row in result.rows)]
+    return [Strip(titles[question], _bars(result, question), _note(result, question)) for question in asked]
+
+
+def _bars(result: Result, question: Question) -> list[Bar]:
+    answer, first = result.verdict.answer(question), lead(result, question)
+    roles: list[Role] = ["ceiling", "naive", "adaptive", floor(result, question)]
     if result.defense.name == "none":
-        roles = ["ceiling", verdict.floor]
-    chance = 1 / result.identified_among if result.identified_among > 0 else None
+        roles = ["ceiling", floor(result, question)]
+    measure = answer.measure if answer and answer.measure else measures(question, modality(result.modality))[0]
+    chance = 1 / result.candidates if result.candidates > 0 else None
     bars = []
     for role in roles:
-        row = beside(result, role, verdict.round)
+        row = beside(result, first, role, answer.round if answer else None)
         if role == "adaptive" and result.defense.uninformed:
             row = None  # its rows hold an attacker who knew nothing more
-        estimate = row.metrics.get(verdict.measure) if row else None
-        share = "not tried" if row is None else "not measured" if estimate is None else words.percent(estimate)
-        bars.append(Bar(role, words.PLAIN[role], share, interval_bar(estimate, role, chance)))
+        estimate = row.metrics.get(measure) if row else None
+        share = "not tried" if row is None else "not measured" if estimate is None else formatting.percent(estimate)
+        bars.append(
+            Bar(role, ROLES[role].plain, share, interval_bar(estimate, role, chance, row.bound if row else None))
+        )
     return bars
+
+
+def _note(result: Result, question: Question) -> str:
+    """How to read a strip."""
+    answer, among = result.verdict.answer(question), result.candidates
+    chance = formatting.number(100 / among, 0 if among <= 100 else 2) if among > 0 else formatting.NONE
+    start = "By comparing updates, out of" if question == "link" else "Out of"
+    number = f", in round {answer.round}" if answer and answer.round else ""
+    told = f"{start} {among}{number}, with the 95{formatting.SPACE}% interval; the dashed line is chance"
+    told += f" ({chance}{formatting.SPACE}%)"
+    if answer and answer.bound is not None:
+        told += f", the solid one what the formal guarantee allows any attacker ({formatting.at_most(answer.bound)})"
+    return f"{told}."
 
 
 def _attacked(result: Result) -> str:
@@ -111,7 +145,7 @@ def _pictures(result: Result, grid: Grid) -> list[Shown]:
     shown = [Shown("Original", first.picture, f"{first.name}, original")]
     for role, cell in zip(grid.columns, first.cells, strict=True):
         if not (role == "adaptive" and result.defense.uninformed):
-            shown.append(Shown(words.PLAIN[role], cell.picture, f"{first.name}, {words.PLAIN[role].lower()}"))
+            shown.append(Shown(ROLES[role].plain, cell.picture, f"{first.name}, {ROLES[role].plain.lower()}"))
     return shown[:4]
 
 
@@ -127,11 +161,11 @@ def _ran(result: Result) -> list[tuple[str, str]]:
     """Who ran what: enough to find the run again."""
     made = result.provenance
     found = [
-        ("run", words.moment(made.started)),
+        ("run", formatting.moment(made.started)),
         ("with", f"fedveil {made.versions.get('fedveil', 'of unknown version')}"),
-        ("took", words.duration(made.seconds)),
+        ("took", formatting.duration(made.seconds)),
         ("seed", str(made.seed)),
         ("machine", made.machine),
-        ("attacks", ", ".join(run.attack for run in result.attacks) or words.NONE),
+        ("attacks", ", ".join(run.attack for run in result.attacks) or formatting.NONE),
     ]
     return found + [(f"SHA-256 of the {name}", f"{value[:12]}…") for name, value in made.hashes.items()]

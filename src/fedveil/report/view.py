@@ -10,10 +10,13 @@ import numpy as np
 from markupsafe import Markup
 from numpy.typing import NDArray
 
-from fedveil.auditing.result import AttackRun, Cost, Estimate, Images, Result, Role, Row
+from fedveil.auditing.result import TOGETHER, AttackRun, Cost, Estimate, Images, Question, Result, Row
+from fedveil.auditing.roles import ROLES, Role
+from fedveil.auditing.table import formal_bound
 from fedveil.leakage.catalog import METRICS
-from fedveil.report import words
-from fedveil.report.charts import Axis, Series, line_chart
+from fedveil.leakage.modalities import modality
+from fedveil.report import formatting
+from fedveil.report.charts import Axis, Series, interval_bar, line_chart
 from fedveil.report.pictures import data_uri, remarks
 
 MOST_IMAGES = 16
@@ -29,8 +32,8 @@ class Cell:
 
     picture: str | None
     alt: str
-    quality: str
-    identified: bool | None
+    near: str  # how near it comes to the original
+    picked: bool | None  # whether it is nearest to the right one; None where that was not measured
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,7 @@ class Grid:
     columns: list[Role]
     cases: list[Case]
     total: int
-    quality: str
+    near: str  # what is told of each, and how to read it
     notes: list[str]
 
 
@@ -68,11 +71,11 @@ class Column:
 
     def mean(self, estimate: Estimate) -> str:
         """The mean as it stands in the table."""
-        return words.number(estimate.mean * (100 if self.share else 1), self.digits)
+        return formatting.number(estimate.mean * (100 if self.share else 1), self.digits)
 
     def interval(self, estimate: Estimate) -> str:
         """The interval below the mean."""
-        return words.interval(estimate, 100 if self.share else 1, self.digits)
+        return formatting.interval(estimate, 100 if self.share else 1, self.digits)
 
 
 @dataclass(frozen=True)
@@ -90,55 +93,72 @@ class Table:
         return [column for part in self.parts for column in part]
 
 
-def lead(result: Result) -> Row | None:
-    """The attacker the page is about, over all attacked rounds: the verdict's, if it names one."""
-    verdict = result.verdict
-    named = result.row(verdict.role, verdict.attack) if verdict.role else None
-    marked = [row for row in result.rows if row.strongest]
-    others = (result.row(role) for role in ("adaptive", "naive", "ceiling"))
-    return next((row for row in (named, *marked, *others) if row is not None), None)
+def lead(result: Result, question: Question = "reconstruct") -> Row | None:
+    """The attacker that a question's answer is about, over all attacked rounds."""
+    answer = result.verdict.answer(question)
+    named = result.row(answer.role, answer.attack, question=question) if answer and answer.role else None
+    return named or _strongest(result, question)
 
 
-def beside(result: Result, role: Role, number: int | None = None) -> Row | None:
-    """The row of a role to set beside that attacker, by the same attack for a fair comparison; of a round, if named."""
-    first = lead(result)
-    rows = [row for row in result.rows if row.role == role and row.round == number]
+def _strongest(result: Result, question: Question) -> Row | None:
+    """The strongest attacker with one attack: the marked one, if there is a mark."""
+    marked = [row for row in result.rows if row.strongest and row.question == question]
+    roles: tuple[Role, ...] = ("adaptive", "naive", "ceiling")
+    others = (result.row(role, question=question) for role in roles)
+    return next((row for row in (*marked, *others) if row is not None), None)
+
+
+def beside(result: Result, first: Row | None, role: Role, number: int | None = None) -> Row | None:
+    """The row of a role to set beside an attacker, by the same attack for a fair comparison; of a round, if named."""
+    question = first.question if first else "reconstruct"
+    rows = [row for row in result.rows if (row.role, row.round, row.question) == (role, number, question)]
     same = [row for row in rows if first is not None and row.attack == first.attack]
     return next(iter((*same, *rows)), None)
 
 
+def floor(result: Result, question: Question = "reconstruct") -> Role:
+    """The floor that a question was judged against."""
+    answer = result.verdict.answer(question)
+    return answer.floor if answer and answer.floor else "noise-floor"
+
+
 def grid(result: Result, images: Images) -> Grid:
     """The pictures, those most leaked under the strongest attacker first."""
+    kind = modality(result.modality)
+    first = lead(result)
+    if first is not None and first.attack == TOGETHER:  # has numbers, but no pictures of its own
+        first = _strongest(result, "reconstruct")
     columns: list[tuple[Role, Row | None, NDArray[np.float32]]] = []
     missing = []
-    roles: list[Role] = ["ceiling", "naive", "adaptive", result.verdict.floor]
+    roles: list[Role] = ["ceiling", "naive", "adaptive", floor(result)]
     for role in roles:
-        pictures = _pictures(result, images, role)
+        row = beside(result, first, role)
+        pictures = _pictures(row, images, role)
         if pictures is None:
-            missing.append(words.ROLES[role].lower())
+            missing.append(ROLES[role].who.lower())
         else:
-            columns.append((role, beside(result, role), pictures))
-    # The error of the pixels that are shown, rather than that of the normalized input.
-    quality = next((name for name in ("psnr_pixel", "psnr") if any(name in row.values for row in result.rows)), "psnr")
-    order = _worst_first(lead(result), len(images.originals), quality)
+            columns.append((role, row, pictures))
+    measured = {name for row in result.rows for name in row.values}
+    near = next((name for name in kind.caption if name in measured), kind.caption[-1])
+    order = _worst_first(first, len(images.originals), (*kind.headline[:1], near))
     cases = [
         Case(
             picture=data_uri(images.originals[index]),
-            name=f"Image {index + 1}",
-            label=words.label(int(images.labels[index]), result.label_names) if index < len(images.labels) else "",
-            cells=[_cell(index, role, row, pictures, quality) for role, row, pictures in columns],
+            name=f"{kind.words.one.capitalize()} {index + 1}",
+            label=formatting.label(int(images.labels[index]), result.label_names) if index < len(images.labels) else "",
+            cells=[_cell(index, role, row, pictures, (kind.headline[0], near)) for role, row, pictures in columns],
         )
         for index in order[:MOST_IMAGES]
     ]
     notes = remarks(images.originals) if len(images.originals) else []
     if missing:
         notes.append(f"No reconstructions to show for: {'; '.join(missing)}.")
-    known = words.metric(quality)
-    return Grid([role for role, _, _ in columns], cases, len(order), known.title if known else quality, notes)
+    higher = "higher" if METRICS[near].private == "low" else "lower"
+    told = f"its {METRICS[near].title} ({higher}: closer to the original) and whether it was {kind.words.picked}"
+    return Grid([role for role, _, _ in columns], cases, len(order), told, notes)
 
 
-def _pictures(result: Result, images: Images, role: Role) -> NDArray[np.float32] | None:
-    row = beside(result, role)
+def _pictures(row: Row | None, images: Images, role: Role) -> NDArray[np.float32] | None:
     found = images.reconstructions.get((row.attack, role)) if row else None
     if found is None:
         found = next((pictures for (_, of), pictures in images.reconstructions.items() if of == role), None)
@@ -150,34 +170,72 @@ def _value(row: Row | None, name: str, index: int) -> float:
     return values[index] if index < len(values) else math.nan
 
 
-def _worst_first(row: Row | None, count: int, quality: str) -> list[int]:
+def _worst_first(row: Row | None, count: int, names: tuple[str, ...]) -> list[int]:
     def key(index: int) -> list[float]:
-        values = (_value(row, name, index) for name in ("identified", quality))
-        return [math.inf if math.isnan(value) else -value for value in values]
+        values = ((METRICS[name].private == "low", _value(row, name, index)) for name in names)
+        return [math.inf if math.isnan(value) else -value if low else value for low, value in values]
 
     return sorted(range(count), key=key)
 
 
-def _cell(index: int, role: Role, row: Row | None, pictures: NDArray[np.float32], quality: str) -> Cell:
-    identified = _value(row, "identified", index)
-    near = _value(row, quality, index)
-    known = words.metric(quality)
-    unit = f"{words.SPACE}dB" if not math.isnan(near) else ""
+def _cell(index: int, role: Role, row: Row | None, pictures: NDArray[np.float32], names: tuple[str, str]) -> Cell:
+    picked, near = (_value(row, name, index) for name in names)
+    known = METRICS[names[1]]
+    unit = f"{formatting.SPACE}{known.unit}" if known.unit and not math.isnan(near) else ""
     return Cell(
         picture=data_uri(pictures[index]) if index < len(pictures) else None,
-        alt=f"Image {index + 1}, {words.ROLES[role].lower()}",
-        quality=words.number(near, known.digits if known else 1) + unit,
-        identified=None if math.isnan(identified) else identified >= 0.5,
+        alt=f"Image {index + 1}, {ROLES[role].who.lower()}",
+        near=formatting.number(near, known.digits) + unit,
+        picked=None if math.isnan(picked) else picked >= 0.5,
     )
 
 
+@dataclass(frozen=True)
+class Link:
+    """A line on those who link updates: how many of them, and how many any attacker at all could."""
+
+    row: Row
+    who: str
+    of: str  # "15 of 16"
+    share: str
+    exact: str
+    allowed: str
+    bar: Markup
+
+
+def links(result: Result) -> list[Link]:
+    """Who linked how many updates to what is behind them: over all rounds first, then round by round."""
+    chance = 1 / result.candidates if result.candidates > 0 else None
+    found = []
+    for row in _in_order([row for row in result.rows if row.question == "link"]):
+        estimate = next(iter(row.metrics.values()), None)
+        count = estimate.count if estimate else 0
+        linked = round(estimate.mean * count) if estimate and count else 0
+        found.append(
+            Link(
+                row=row,
+                who=ROLES[row.role].who,
+                of=f"{linked:,} of {count:,}",
+                share=formatting.percent(estimate),
+                exact={True: "exact likelihood", False: "similarity", None: formatting.NONE}[row.exact],
+                allowed=formal_bound(row),
+                bar=interval_bar(estimate, row.role, chance, row.bound),
+            )
+        )
+    return found
+
+
+def _in_order(rows: list[Row]) -> list[Row]:
+    roles = list(ROLES)
+    return sorted(rows, key=lambda row: (row.round or 0, roles.index(row.role)))
+
+
 def table(result: Result) -> Table:
-    """The numbers of all attackers and floors: over all rounds first, then round by round."""
-    present = {name for row in result.rows for name in row.metrics}
+    """The numbers of all who reconstruct, and of the floors: over all rounds first, then round by round."""
+    rows = _in_order([row for row in result.rows if row.question == "reconstruct"])
+    present = {name for row in rows for name in row.metrics}
     names = [name for name in METRICS if name in present] + sorted(present - METRICS.keys())
     columns = [_column(name) for name in names]
-    roles = list(words.ROLES)
-    rows = sorted(result.rows, key=lambda row: (row.round or 0, roles.index(row.role)))
     smallest = min((one.count for row in rows for one in row.metrics.values()), default=SMALL_SAMPLE)
     return Table(
         parts=[columns[start : start + MOST_COLUMNS] for start in range(0, len(columns), MOST_COLUMNS)],
@@ -188,8 +246,8 @@ def table(result: Result) -> Table:
 
 
 def _column(name: str) -> Column:
-    known = words.metric(name)
-    share = words.is_share(name)
+    known = formatting.metric(name)
+    share = formatting.is_share(name)
     unit = "%" if share else known.unit if known else ""
     private = f"{known.arrow} private" if known else ""
     title, explained, digits = (known.title, known.words, known.digits) if known else (name, "", 3)
@@ -226,12 +284,12 @@ def cost_charts(cost: Cost) -> dict[str, Markup]:
 
 
 def attack_charts(run: AttackRun) -> dict[str, Markup]:
-    """Matching cost against steps for every attacker of a run. Empty without traces."""
-    if not run.traces:
+    """Matching cost against steps for every attacker of a run. Empty without curves."""
+    if not run.curves:
         return {}
     lines = [
-        Series(words.ROLE_LABELS[trace.role], trace.steps, trace.median, trace.low, trace.high, trace.role)
-        for trace in run.traces
+        Series(ROLES[curve.role].label, curve.steps, curve.median, curve.low, curve.high, curve.role)
+        for curve in run.curves
     ]
     return {
         name: line_chart(
@@ -245,36 +303,75 @@ def attack_charts(run: AttackRun) -> dict[str, Markup]:
     }
 
 
+def attack_facts(run: AttackRun) -> list[tuple[str, str]]:
+    """How an attack was run: what it has no such thing of is left out."""
+    found = [("victims", f"{run.victims:,}"), ("examples per update", f"{run.batch_size:,}")]
+    found += [("steps", f"{run.steps:,}")] if run.steps is not None else []
+    found += [("restarts", f"{run.restarts:,}")] if run.restarts is not None else []
+    found.append(("time taken", formatting.duration(run.seconds)))
+    if run.question == "reconstruct":
+        read = formatting.percent(run.label_recovery) if run.label_recovery else "labels were given"
+        found.append(("labels read off rightly", read))
+    return found
+
+
+@dataclass(frozen=True)
+class Way:
+    """A metric on the way of an attack: its value after parts of the steps, role by role."""
+
+    title: str
+    marks: list[str]
+    lines: list[tuple[str, list[str]]]
+
+
+def on_the_way(run: AttackRun) -> list[Way]:
+    """What was measured while an attack ran."""
+    found = []
+    for name in dict.fromkeys(name for each in run.on_the_way.values() for name in each):
+        noted = {role: each[name] for role, each in run.on_the_way.items() if name in each}
+        marks = list(dict.fromkeys(mark for each in noted.values() for mark in each))
+        lines = [(ROLES[role].who, [_marked(each.get(mark), name) for mark in marks]) for role, each in noted.items()]
+        found.append(Way(METRICS[name].title if name in METRICS else name, marks, lines))
+    return found
+
+
+def _marked(estimate: Estimate | None, name: str) -> str:
+    if estimate is None:
+        return formatting.NONE
+    column = _column(name)
+    return f"{column.mean(estimate)} {column.interval(estimate)}"
+
+
 def cost_rows(cost: Cost) -> Iterator[tuple[str, str, str, str]]:
     """The table of costs: what, without the defense, with it, difference."""
     if cost.defended or cost.undefended:
         yield (
             f"Test {cost.metric}",
-            words.percent(cost.undefended, 1),
-            words.percent(cost.defended, 1),
-            words.points(cost.difference),
+            formatting.percent(cost.undefended, 1),
+            formatting.percent(cost.defended, 1),
+            formatting.points(cost.difference),
         )
     if cost.majority is not None:
-        blind = f"{words.number(100 * cost.majority, 1)}{words.SPACE}%"
-        yield "The same, always naming the most frequent class", blind, blind, words.NONE
+        blind = f"{formatting.number(100 * cost.majority, 1)}{formatting.SPACE}%"
+        yield "The same, always naming the most frequent class", blind, blind, formatting.NONE
     for name, values in cost.beside.items():
         without, with_it = (values.get(which) for which in ("undefended", "defended"))
         yield (
             f"Test {cost.metric} of {name}, not of the federation's model",
-            words.NONE if without is None else f"{words.number(100 * without, 1)}{words.SPACE}%",
-            words.NONE if with_it is None else f"{words.number(100 * with_it, 1)}{words.SPACE}%",
-            words.NONE,
+            formatting.NONE if without is None else f"{formatting.number(100 * without, 1)}{formatting.SPACE}%",
+            formatting.NONE if with_it is None else f"{formatting.number(100 * with_it, 1)}{formatting.SPACE}%",
+            formatting.NONE,
         )
     if cost.seconds_per_round or cost.slowdown is not None:
         times = cost.seconds_per_round
-        ratio = f"{words.number(cost.slowdown)} times as long" if cost.slowdown is not None else words.NONE
+        ratio = f"{formatting.number(cost.slowdown)} times as long" if cost.slowdown is not None else formatting.NONE
         between = cost.slowdown_interval
         if between is not None:
             noise = ", within noise" if between.low <= 1 <= between.high else ""
-            ratio += f" {words.between(between.low, between.high)}{noise}"
+            ratio += f" {formatting.between(between.low, between.high)}{noise}"
         yield (
             "Time of a round",
-            words.duration(times.get("undefended")),
-            words.duration(times.get("defended")),
+            formatting.duration(times.get("undefended")),
+            formatting.duration(times.get("defended")),
             ratio,
         )

@@ -1,32 +1,18 @@
-"""The parts of a result that are plain words: what was assumed, what was not tried, what the defense is."""
+"""What was attacked and supposed, what the attacker was not given, and what was not tried, in plain words."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Sequence
+from dataclasses import dataclass
 
 from torch import nn
 
-from fedveil.attacks.base import Attack
-from fedveil.auditing.result import Assumption, DefenseCard
+from fedveil.auditing.result import Assumption
 from fedveil.auditing.settings import AuditSettings
-from fedveil.defenses.base import Defense, Place
 from fedveil.defenses.chain import Chain
-from fedveil.federation.history import Perturbation
 from fedveil.federation.settings import FederationSettings
-from fedveil.fields import field_values
-from fedveil.ledger.statement import Statement
 from fedveil.registry import attacks as attack_registry
 from fedveil.tasks.task import Task
-from fedveil.tree import Tree
 
-_PLACES: dict[Place, str] = {
-    "sample": "the composition of every batch",
-    "data": "the inputs of every step",
-    "gradient": "the gradient of every step",
-    "upload": "the update before it is uploaded",
-    "server": "the updates on the server",
-}
 _LABELS = {
     "known": "The attacker knows the labels of the batch; they can usually be read off the last layer.",
     "idlg": "The attacker reads the label of a single example off the last layer's gradient.",
@@ -57,11 +43,20 @@ def attacked_words(task: Task, federation: FederationSettings, settings: AuditSe
     return f"{updates}, in each of {len(places)} rounds: {', '.join(places[:-1])} and {places[-1]}"
 
 
+@dataclass(frozen=True)
+class Attempted:
+    """What the attacks of an audit were, as far as the threat model speaks of them."""
+
+    attacks: tuple[str, ...]  # by name
+    labels: tuple[str, ...] = ()  # where those that rebuild inputs get the labels from
+    candidates: int | None = None  # that those who link updates are given; None where none does
+
+
 def assumptions(
-    task: Task, chain: Chain, attacks: Sequence[Attack], federation: FederationSettings, settings: AuditSettings
+    task: Task, chain: Chain, attempted: Attempted, federation: FederationSettings, settings: AuditSettings
 ) -> list[Assumption]:
     """The threat model, switch by switch."""
-    labels = sorted({attack.choices().labels for attack in attacks})
+    labels = sorted(set(attempted.labels))
     size = settings.batch_size
     found = [
         Assumption(
@@ -70,7 +65,11 @@ def assumptions(
             words="The attacker receives updates as the server does (or listens in), follows the protocol, and knows "
             "the model, its weights, the loss, the learning rate, the batch size and the normalization of the data.",
         ),
-        Assumption(switch="labels", setting=", ".join(labels), words=" ".join(_LABELS[label] for label in labels)),
+        *(
+            [Assumption(switch="labels", setting=", ".join(labels), words=" ".join(_LABELS[each] for each in labels))]
+            if labels
+            else []
+        ),
         Assumption(
             switch="attacked update",
             setting=f"{size} example{'s' if size > 1 else ''}, round {', '.join(map(str, settings.rounds))}",
@@ -92,6 +91,16 @@ def assumptions(
             else "The model has no batch norm.",
         ),
     ]
+    if attempted.candidates is not None:
+        found.append(
+            Assumption(
+                switch="known candidates",
+                setting=f"{attempted.candidates} for each update",
+                words="To link an update, and for that alone, the attacker is given the examples behind it among "
+                "others, with their labels, and has to say which they are. Think of one who holds some records and "
+                "asks which of them was used.",
+            )
+        )
     if federation.protocol == "fedavg":
         words = {
             "unrolled": "The attacker repeats the local steps, supposing that every epoch walks through the examples "
@@ -126,21 +135,20 @@ def _knowledge_words(chain: Chain) -> str:
     return words
 
 
-def not_given(task: Task) -> list[str]:
+def not_given(task: Task, attempted: Attempted) -> list[str]:
     """What the attacker had to do without."""
+    linking = " (who links updates has the examples behind them among others)" if attempted.candidates else ""
     items = [
-        "the clients' data, or any part of it",
+        f"the clients' data, or any part of it{linking}",
         "the random numbers that the defense drew",
         "other data of the same kind, beyond its normalization",
     ]
     return items + (["the statistics of the victim's batch"] if _batch_norm(task.model) else [])
 
 
-def not_tried(
-    chain: Chain, chosen: Sequence[Attack], federation: FederationSettings, settings: AuditSettings
-) -> list[str]:
+def not_tried(chain: Chain, attempted: Attempted, federation: FederationSettings, settings: AuditSettings) -> list[str]:
     """What a stronger attacker might do: absence here is no evidence of safety."""
-    others = sorted(attack_registry.entries().keys() - {attack.name for attack in chosen})
+    others = sorted(attack_registry.entries().keys() - set(attempted.attacks))
     items = [f"the attacks {', '.join(others)}"] if others else []
     items += [
         "attacks with a learned prior on the images (generators, diffusion models)",
@@ -153,54 +161,6 @@ def not_tried(
     if federation.protocol == "fedsgd" and settings.batch_size == 1 and federation.batch_size > 1:
         items.append(f"updates of whole batches of {federation.batch_size}, as training sends them (set batch_size)")
     return items
-
-
-def defense_card(
-    chain: Chain, promised: Statement, true: Tree, shared: Tree, moved: Perturbation | None = None
-) -> DefenseCard:
-    """The defense for the reader, with what it does to the updates of this run."""
-    if not chain.defenses:
-        return DefenseCard(
-            name="none",
-            settings={},
-            spelled="none",
-            summary="No defense: updates are shared as they are.",
-            acts_on="nothing",
-            guarantee=promised.paragraph,
-            formal=False,
-            weaknesses=["Updates are shared as they are."],
-            paper="",
-        )
-    cosine = (true.dot(shared) / (true.norm() * shared.norm()).clamp_min(1e-30)).mean()
-    facts = {"measured cosine to the true update": f"{float(cosine):.3f}"}
-    if moved is not None:
-        facts["the perturbation of the inputs"] = str(moved)
-    for defense in chain.defenses:
-        facts |= {name: f"{value:.3g}" for name, value in defense.measures(true).items()}
-    papers = [defense.paper for defense in chain.defenses if defense.paper]
-    places = dict.fromkeys(_PLACES[defense.acts_at] for defense in chain.defenses)
-    return DefenseCard(
-        name=" + ".join(defense.name for defense in chain.defenses),
-        settings={
-            (name if len(chain.defenses) == 1 else f"{defense.name}.{name}"): value
-            for defense in chain.defenses
-            for name, value in field_values(defense).items()
-        },
-        spelled=str(chain),
-        summary=" ".join(_summary(defense) for defense in chain.defenses),
-        acts_on=", then ".join(places),
-        guarantee=promised.paragraph,
-        formal=promised.formal,
-        weaknesses=[weakness for defense in chain.defenses for weakness in defense.weaknesses],
-        paper="; ".join(papers),
-        uninformed=list(chain.without_knowledge),
-        facts=facts,
-    )
-
-
-def _summary(defense: Defense) -> str:
-    """The first line of the class's docstring, as `fedveil list` shows it too; the class need not be registered."""
-    return (inspect.getdoc(type(defense)) or "").partition("\n")[0]
 
 
 def _batch_norm(model: nn.Module) -> bool:

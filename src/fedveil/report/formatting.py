@@ -10,51 +10,11 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
-from fedveil.auditing.result import Estimate, Role, Row
+from fedveil.auditing.result import Estimate, Row
 from fedveil.leakage.catalog import METRICS, Metric
 
 SPACE = "\u00a0"
 NONE = "–"
-
-# In the order in which the tables list them.
-ROLES: dict[Role, str] = {
-    "ceiling": "No defense",
-    "naive": "Does not know the defense",
-    "adaptive": "Knows the defense",
-    "noise-floor": "Floor: noise in place of the update",
-    "mean-floor": "Floor: the mean training image",
-    "bound": "The perturbed input",
-}
-
-ROLE_NOTES: dict[Role, str] = {
-    "ceiling": "the attack on unprotected updates: what could leak",
-    "naive": "attacks the defended updates as if they were plain ones",
-    "adaptive": "attacks the defended updates with all that knowing the defense tells",
-    "noise-floor": "the attack with nothing to learn from: what luck and the attack's own prior give",
-    "mean-floor": "no attack at all: always guess the average image",
-    "bound": "no attack: the very input that the shared gradient was taken at, with whatever the defense did to it. "
-    "Who inverts the gradient perfectly sees this; who also replays the defense can come nearer to the original",
-}
-
-# On the first screen, which needs no training to read.
-PLAIN: dict[Role, str] = {
-    "ceiling": "No defense",
-    "naive": "Does not know the defense",
-    "adaptive": "Knows the defense",
-    "noise-floor": "A guess without the update",
-    "mean-floor": "A guess without the update",
-    "bound": "The perturbed input",
-}
-
-# Short enough for the end of a line in a chart.
-ROLE_LABELS: dict[Role, str] = {
-    "ceiling": "no defense",
-    "naive": "does not know the defense",
-    "adaptive": "knows the defense",
-    "noise-floor": "noise (floor)",
-    "mean-floor": "mean image",
-    "bound": "perturbed input",
-}
 
 
 def metric(name: str) -> Metric | None:
@@ -117,6 +77,15 @@ def percent(estimate: Estimate | None, digits: int = 0) -> str:
     return f"{number(estimate.mean * 100, digits)}{SPACE}% {interval(estimate, 100, digits)}".strip()
 
 
+def at_most(bound: float) -> str:
+    """A bound on a share, rounded up: less than was proven must not be stated.
+
+    >>> at_most(0.3612)
+    '37\\xa0%'
+    """
+    return f"{math.ceil(100 * bound - 1e-9)}{SPACE}%"
+
+
 def points(estimate: Estimate | None) -> str:
     """A difference of shares with its interval, "−0.7 points [−1.1, −0.3]"."""
     if estimate is None or math.isnan(estimate.mean):
@@ -138,10 +107,11 @@ def kept_together(text: str) -> Markup:
     )
 
 
-def images(row: Row) -> str:
-    """How many images a row rests on."""
-    count = max((one.count for one in row.metrics.values()), default=0)
-    return f"{count:,}{SPACE}image" + ("" if count == 1 else "s")
+def counted(row: Row, one: str) -> str:
+    """How many things a row rests on: "32 images", or "32 updates" where these are linked."""
+    count = max((each.count for each in row.metrics.values()), default=0)
+    name = one if row.question == "reconstruct" else "update"
+    return f"{count:,}{SPACE}{name}" + ("" if count == 1 else "s")
 
 
 def duration(seconds: float | None) -> str:

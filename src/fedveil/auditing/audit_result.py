@@ -9,31 +9,34 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from fedveil.auditing.result import Estimate, Images, Result, Row, save_result
+from fedveil.auditing.result import TOGETHER, Estimate, Images, Result, Row, save_result
 from fedveil.auditing.table import FIELDS, as_csv, as_html, as_records, as_text
 from fedveil.errors import FedveilError
 from fedveil.files import writable_folder, write_atomically
 from fedveil.leakage.catalog import METRICS
+from fedveil.leakage.modalities import modality
+from fedveil.leakage.modality import Modality
 from fedveil.ownership import owned
 
 
 class LeakageTable:
     """The rows of a result as a table: print it, or index it by role and metric.
 
-    `table["adaptive", "psnr"]` is an `Estimate` with mean, low, high and count: of the attack that recovers most by
-    that metric, over all attacked rounds. `table["adaptive", "psnr", "dlg"]` is that of one attack, and
-    `table.of(round=3)["adaptive", "psnr"]` that of one round.
+    `table["adaptive", "linked"]` is an `Estimate` with mean, low, high and count: of the attack that gets most by that
+    metric, over all attacked rounds. `table["adaptive", "mse", "dlg"]` is that of one attack, and
+    `table.of(round=3)["adaptive", "mse"]` that of one round.
     """
 
-    def __init__(self, rows: list[Row], round: int | None = None) -> None:
+    def __init__(self, rows: list[Row], kind: Modality, round: int | None = None) -> None:
         self.rows = rows
+        self._kind = kind
         self._round = round
 
     def of(self, *, round: int) -> LeakageTable:
         """The table of one attacked round."""
         rows = [row for row in self.rows if row.round == round]
         if rows:
-            return LeakageTable(rows, round)
+            return LeakageTable(rows, self._kind, round)
         rounds = sorted({row.round for row in self.rows if row.round is not None})
         only = "one round was attacked, which the table is of" if not rounds else f"there are {rounds}"
         raise FedveilError(f"there are no rows of round {round} apart: {only}")
@@ -46,7 +49,7 @@ class LeakageTable:
             if row.role == role
             and row.round == self._round
             and name in row.metrics
-            and row.attack in (attack or [row.attack])
+            and (row.attack in attack if attack else row.attack != TOGETHER)
         ]
         if not found:
             raise KeyError(key)
@@ -56,18 +59,18 @@ class LeakageTable:
         return best
 
     def __str__(self) -> str:
-        return as_text(self.rows, shutil.get_terminal_size().columns)
+        return as_text(self.rows, self._kind, shutil.get_terminal_size().columns)
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        return as_html(self.rows)
+        return as_html(self.rows, self._kind)
 
 
-class Outcome:
-    """The finding of an audit.
+class AuditResult:
+    """What an audit found.
 
-    `leakage` is the table, `verdict` the three sentences, `report(path)` writes the HTML page, `save(folder)` the data
+    `leakage` is the table, `verdict` the sentences, `report(path)` writes the HTML page, `save(folder)` the data
     behind it (`fedveil report FOLDER` makes the page from that again). `csv(path)` and `frame()` give every number.
     """
 
@@ -78,11 +81,11 @@ class Outcome:
     @property
     def leakage(self) -> LeakageTable:
         """Every metric with its interval, with floors and ceiling."""
-        return LeakageTable(self.result.rows)
+        return LeakageTable(self.result.rows, modality(self.result.modality))
 
     @property
     def verdict(self) -> str:
-        """The status word and the three sentences."""
+        """The status word and the sentences."""
         verdict = self.result.verdict
         return f"{verdict.status}: {' '.join(verdict.sentences)}"
 
@@ -119,12 +122,12 @@ class Outcome:
 
     def __repr__(self) -> str:
         """The status, the finding in a sentence and the first columns: 80 letters wide."""
-        table = as_text(self.result.rows, 80, blocks=1)
+        table = as_text(self.result.rows, modality(self.result.modality), 80, blocks=1)
         return f"{textwrap.fill(self._finding(), 80)}\n\n{table}"
 
     def _repr_html_(self) -> str:
         status, _, rest = self._finding().partition(":")
-        return f"<p><b>{html.escape(status)}</b>:{html.escape(rest)}</p>{as_html(self.result.rows)}"
+        return f"<p><b>{html.escape(status)}</b>:{html.escape(rest)}</p>{self.leakage._repr_html_()}"
 
     def _finding(self) -> str:
         return f"{self.result.verdict.status}: {self.result.verdict.sentences[0]}"
