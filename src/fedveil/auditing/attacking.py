@@ -1,86 +1,61 @@
-"""From what clients shared to reconstructions: one stack of victims for every attacker, floor and ceiling."""
+"""The stages of an attacker: fit, attack in every role, score."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedveil.attacks.base import Attack
-from fedveil.attacks.problem import LocalSteps, Problem, Reconstruction
-from fedveil.attacks.tracking import Progress
+from fedveil.attacks.finding import Finding, Links, Reconstruction
+from fedveil.attacks.iterates import Iterates
+from fedveil.attacks.lab import Lab
+from fedveil.attacks.running import run_on
+from fedveil.attacks.scene import LocalSteps, Scene
+from fedveil.auditing.keys import attack_key, content_key, described, described_chain, of_public, of_tensors, of_updates
+from fedveil.auditing.observing import HeldOut, Observed, Truth
 from fedveil.auditing.roles import Role
-from fedveil.clients.engine import Backend, Loss
-from fedveil.defenses.base import Defense, Facts
+from fedveil.auditing.scoring import REVISION, RoleScore, score_finding, score_given
+from fedveil.auditing.store import Entry, Wanted
+from fedveil.auditing.workshop import Workshop
 from fedveil.defenses.chain import Chain
+from fedveil.defenses.updates import Updates, with_gradient
 from fedveil.errors import FedveilError
-from fedveil.progress import part_of
+from fedveil.leakage.truths import Truths
+from fedveil.progress import Report
 from fedveil.streams import Streams
-from fedveil.tasks.normalization import Normalization
+from fedveil.tasks.fingerprint import fingerprint
 from fedveil.tree import Tree, per_client
-from fedveil.workers import Workers
+
+ITERATES = "iterates.npy"
+Fitted = Mapping[str, Tensor] | None
 
 
-@dataclass(frozen=True)
-class Scene:
-    """What an attacker knows of V observed updates, whoever they come from: a probe, a capture or a live run."""
-
-    model: nn.Module
-    loss: Loss
-    params: Tree
-    buffers: Tree
-    shape: tuple[int, ...]
-    batch_size: int
-    classes: int | None
-    normalization: Normalization
-    facts: Facts
-    streams: Streams
-    labels: Tensor | None  # (V, B) where the attacker is told
-    local: LocalSteps | None = None
-
-    def problem(self, target: Tree, weight: Tree | None = None) -> Problem:
-        """The matching problem for one attacker; all entries are trusted alike unless told otherwise."""
-        return Problem(
-            model=self.model,
-            loss=self.loss,
-            params=self.params,
-            buffers=self.buffers,
-            target=target,
-            weight=weight if weight is not None else Defense().knowledge(target, self.facts).weight,
-            shape=self.shape,
-            batch_size=self.batch_size,
-            streams=self.streams,
-            classes=self.classes,
-            labels=self.labels,
-            box=self.normalization.box(),
-            local=self.local,
-        )
+# ---- who attacks -------------------------------------------------------------------------------------------
 
 
-def problems_by_role(
-    scene: Scene, chain: Chain, *, defended: Tree | None, undefended: Tree | None, attackers: str = "both"
-) -> dict[Role, Problem]:
-    """The problem of every attacker of a table. A row whose update is not at hand is left out.
+def scenes_by_role(scene: Scene, chain: Chain, undefended: Updates | None, attackers: str = "both") -> dict[Role, Scene]:
+    """What every attacker of a table has. A row whose update is not at hand is left out.
 
     So is the attacker who knows the defense where no defense says what such a one would do: it would be the naive one
     under a greater name.
+
+    scene: of the updates as they were sent, under the chain if there is one.
     """
-    found: dict[Role, Problem] = {}
+    found: dict[Role, Scene] = {}
     if undefended is not None:
-        found["ceiling"] = scene.problem(undefended)
-    if defended is not None and chain.defenses:
+        found["ceiling"] = replace(scene, updates=undefended)
+    if chain.defenses or undefended is None:
         if attackers in ("both", "naive"):
-            found["naive"] = scene.problem(defended)
-        if attackers in ("both", "adaptive") and states_any_knowledge(chain):
-            known = chain.knowledge(defended, replace(scene.facts, before=scene.params))
-            informed = scene.problem(known.target, known.weight)
-            found["adaptive"] = replace(informed, simulate=known.simulate, before=known.before)
-    observed = undefended if undefended is not None else defended
-    if observed is None:
-        raise FedveilError("there is no update to attack")
-    found["noise-floor"] = scene.problem(noise_like(observed, scene.streams.fold("floor")))
+            found["naive"] = scene
+        if chain.defenses and attackers in ("both", "adaptive") and states_any_knowledge(chain):
+            found["adaptive"] = replace(scene, chain=chain)
+    bare = undefended if undefended is not None else scene.updates
+    noise = noise_like(bare.gradient, scene.streams.fold("floor"))
+    found["noise-floor"] = replace(scene, updates=with_gradient(bare, noise))
     return found
 
 
@@ -96,53 +71,198 @@ def noise_like(update: Tree, streams: Streams) -> Tree:
     return noise.map(lambda tensor: tensor * per_client(scale, tensor))
 
 
-def run_roles(
-    attack: Attack,
-    problems: dict[Role, Problem],
-    *,
-    backend: Backend = "auto",
-    progress: Progress | None = None,
-    workers: Workers | None = None,
-) -> dict[Role, Reconstruction]:
-    """Attack all roles as one stack of victims, so that they share one compiled function."""
-    alike = {role: problem for role, problem in problems.items() if not (problem.simulate or problem.before)}
-    report: Progress = progress or (lambda done, total: None)
-    count, done = sum(problem.count for problem in problems.values()), 0
-
-    def run(problem: Problem) -> Reconstruction:
-        nonlocal done
-        part = part_of(report, done / count, (done + problem.count) / count)
-        done += problem.count
-        return attack.run(problem, backend=backend, progress=part, workers=workers)
-
-    outcome = _run_together(run, alike)
-    for role, problem in problems.items():  # replaying what the defense did makes another function
-        if role not in alike:
-            outcome[role] = run(problem)
-    return {role: outcome[role] for role in problems}
-
-
-def _run_together(
-    run: Callable[[Problem], Reconstruction], problems: dict[Role, Problem]
-) -> dict[Role, Reconstruction]:
-    given = list(problems.values())
-    first, total = given[0], sum(problem.count for problem in given)
-    shared = all(problem.params.repeated or problem.count == 1 for problem in given)
-    labels = None if first.labels is None else torch.cat([p.labels for p in given if p.labels is not None])
-    stacked = replace(
-        first,
-        # One copy of the weights serves all where the victims share a model.
-        params=Tree.expand(first.params.row(0), total) if shared else Tree.concat([p.params for p in given]),
-        buffers=Tree.concat([p.buffers for p in given]),
-        target=Tree.concat([p.target for p in given]),
-        weight=Tree.concat([p.weight for p in given]),
-        labels=labels,
-        # Every role starts from the same candidates: what differs is the update alone.
-        streams=first.streams.rows([row for problem in given for row in range(problem.count)]),
+def scene_of(shop: Workshop, attack: Attack, observed: Observed, truth: Truth | None) -> Scene:
+    """What an attacker who knows no defense has of the updates of a round."""
+    updates, settings = observed.defended, shop.experiment.audit
+    local = None
+    if updates.kind != "gradient" and settings.local_steps == "unrolled":
+        local = local_steps(updates)
+    return Scene(
+        public=shop.public,
+        updates=updates,
+        streams=Streams.seeded(shop.experiment.seed, range(updates.count), "attack", observed.round),
+        labels=observed.labels if "labels" in attack.needs else None,
+        local=local,
+        candidates=truth.candidates if truth is not None and "candidates" in attack.needs else None,
+        bench=shop.bench(),
     )
-    found = run(stacked)
-    outcome, start = {}, 0
-    for role, problem in problems.items():
-        outcome[role] = found.rows(slice(start, start + problem.count))
-        start += problem.count
-    return outcome
+
+
+def local_steps(updates: Updates) -> LocalSteps:
+    """The local training behind updates, for an attacker who repeats it."""
+    return LocalSteps(
+        steps=updates.steps,
+        batch_size=updates.batch_sizes[0],
+        lr=updates.lr[0],
+        momentum=updates.momentum,
+        weight_decay=updates.weight_decay,
+    )
+
+
+# ---- fit ---------------------------------------------------------------------------------------------------
+
+
+def fitted(shop: Workshop, attack: Attack, lab: Lab) -> tuple[Fitted, str]:
+    """What an attack learned before it sees a victim, and the key of that. None where it learns nothing."""
+    if type(attack).fit is Attack.fit:
+        return None, ""
+    row = {**lab.model.before.row(0), **lab.model.buffers.row(0)}
+    auxiliary = lab.auxiliary
+    key = content_key(
+        "fit",
+        attack=described(attack),
+        public=of_public(lab.public, row, lab.model.examples),
+        model=of_updates(lab.model),
+        chain=described_chain(lab.chain),
+        auxiliary=None if auxiliary is None else _of_examples(auxiliary),
+        seed=shop.experiment.seed,
+        backend=shop.experiment.backend,
+    )
+
+    def make(folder: Path | None) -> Fitted:
+        learned = attack.fit(lab)
+        if learned is not None and not all(isinstance(each, Tensor) for each in dict(learned).values()):
+            raise FedveilError(f"{type(attack).__name__}.fit must return None, or a dict of tensors by name")
+        return learned  # type: ignore[no-any-return]
+
+    about = f"{attack.name} learned from {len(auxiliary) if auxiliary else 0} auxiliary examples under {lab.chain}"
+    return shop.store.keep("fit", Wanted(key, about), _FittedForm(), make), key
+
+
+def lab_of(shop: Workshop, scene: Scene, held_out: HeldOut) -> Lab:
+    """Where an attacker may learn what it knows of the defense: with the global model, and without any victim."""
+    before = scene.updates.before.rows([0])
+    model = replace(
+        scene.updates,
+        before=before,
+        message=before.map(lambda tensor: tensor.new_zeros(tensor.shape)),
+        buffers=scene.updates.buffers.rows([0]),
+    )
+    streams = Streams.seeded(shop.experiment.seed, [0], "lab")
+    return Lab(scene.public, model, held_out.auxiliary, streams, scene.chain)
+
+
+def _of_examples(examples: Any) -> str:
+    """A hash of examples, read a part at a time."""
+    parts = enumerate(examples.batches(4096))
+    return fingerprint((f"{place} {name}", t) for place, part in parts for name, t in zip("xy", part, strict=True))
+
+
+class _FittedForm:
+    """What an attack learned as an entry of the store."""
+
+    def to_entry(self, result: Fitted, folder: Path) -> Entry:
+        """Its tensors."""
+        return Entry(dict(result or {}), {"nothing": result is None})
+
+    def from_entry(self, entry: Entry) -> Fitted:
+        """The same again."""
+        return None if entry.facts["nothing"] else dict(entry.tensors)
+
+
+# ---- attack ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Attacked:
+    """What one role found, and the key of that."""
+
+    finding: Finding
+    key: str
+
+
+def attacked(
+    shop: Workshop, attack: Attack, scenes: Mapping[Role, Scene], held_out: HeldOut | None, report: Report | None
+) -> dict[Role, Attacked]:
+    """The findings of all roles; those that are not in the store are run together."""
+    learned = {r: fitted(shop, attack, lab_of(shop, s, held_out)) if held_out else (None, "") for r, s in scenes.items()}
+    keys = {role: attack_key(attack, scene, learned[role][1]) for role, scene in scenes.items()}
+
+    def make(missing: list[Role], folder: Path | None) -> dict[Role, Finding]:
+        bench = replace(shop.bench(report), scratch=folder)
+        return run_on(attack, {r: scenes[r] for r in missing}, {r: learned[r][0] for r in missing}, bench)
+
+    task = shop.task
+    wanted = {
+        role: Wanted(key, f"{attack.name}, {role}, {task.name}, {task.model_name}, {scenes[role].count} updates")
+        for role, key in keys.items()
+    }
+    found = shop.store.keep_all("attack", wanted, _FindingForm(), make)
+    return {role: Attacked(found[role], keys[role]) for role in scenes}
+
+
+class _FindingForm:
+    """A finding as an entry of the store; iterates lie in a file of their own."""
+
+    def to_entry(self, result: Finding, folder: Path) -> Entry:
+        """Its tensors, and the rest as plain data."""
+        if isinstance(result, Links):
+            return Entry({"scores": result.scores, "exact": result.exact}, {"seconds": result.seconds})
+        tensors = {"inputs": result.inputs, "labels": result.labels, "cost": result.cost}
+        if result.costs is not None:
+            tensors["costs"] = result.costs
+        files = {}
+        if isinstance(result.iterates, Iterates):
+            files[ITERATES] = folder / ITERATES
+            result.iterates.save(files[ITERATES])
+        return Entry(tensors, {"seconds": result.seconds, "steps": list(result.steps)}, files)
+
+    def from_entry(self, entry: Entry) -> Finding:
+        """The same again."""
+        tensors, seconds = entry.tensors, float(entry.facts["seconds"])
+        if "scores" in tensors:
+            return Links(tensors["scores"], tensors["exact"], seconds)
+        return Reconstruction(
+            inputs=tensors["inputs"],
+            labels=tensors["labels"],
+            cost=tensors["cost"],
+            seconds=seconds,
+            steps=[int(step) for step in entry.facts["steps"]],
+            costs=tensors.get("costs"),
+            iterates=Iterates.load(entry.files[ITERATES]) if ITERATES in entry.files else (),
+        )
+
+
+# ---- score -------------------------------------------------------------------------------------------------
+
+
+def scored(shop: Workshop, attack: Attack, found: Mapping[Role, Attacked], truths: Truths) -> list[RoleScore]:
+    """The scores of all roles, each on its own."""
+    scores = []
+    for role, each in found.items():
+        key = _score_key(shop, truths, [described(attack), role, each.key])
+        about = f"{attack.name}, {role}, {shop.task.name}, {shop.task.model_name}"
+
+        def make(folder: Path | None, role: Role = role, each: Attacked = each) -> RoleScore:
+            return score_finding(attack.name, role, each.finding, truths, shop.modality)
+
+        scores.append(shop.store.keep("score", Wanted(key, about), _ScoreForm(), make))
+    return scores
+
+
+def scored_given(shop: Workshop, role: Role, inputs: Tensor, truths: Truths) -> RoleScore:
+    """The score of inputs that no attack made."""
+    key = _score_key(shop, truths, [role, of_tensors({"inputs": inputs})])
+    about = f"{role}, {shop.task.name}"
+    return shop.store.keep(
+        "score", Wanted(key, about), _ScoreForm(), lambda folder: score_given(role, inputs, truths, shop.modality)
+    )
+
+
+def _score_key(shop: Workshop, truths: Truths, found: list[Any]) -> str:
+    given = {name: getattr(truths, name) for name in ("originals", "labels", "seen", "distractors", "place")}
+    return content_key(
+        "score", found=found, truths=of_tensors(given), modality=shop.modality.described(), revision=REVISION
+    )
+
+
+class _ScoreForm:
+    """The scores of a role as an entry of the store."""
+
+    def to_entry(self, result: RoleScore, folder: Path) -> Entry:
+        """Values, exhibits and the rest."""
+        return Entry(result.tensors(), result.facts())
+
+    def from_entry(self, entry: Entry) -> RoleScore:
+        """The same again."""
+        return RoleScore.read(entry.tensors, entry.facts)

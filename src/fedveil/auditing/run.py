@@ -1,64 +1,57 @@
-"""`audit`: train under a defense, attack what was shared, show what leaked and what it cost."""
+"""`audit`: train under a defense, attack what was shared, show what leaked and what it cost.
+
+The stages: train -> observe -> fit -> attack in every role -> score -> judge. Each but the last is kept in a store.
+"""
 
 from __future__ import annotations
 
 import datetime
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
-
-import torch
+from typing import Any
 
 from fedveil.attacks.base import Attack
-from fedveil.attacks.finding import Reconstruction as Found
-from fedveil.attacks.problem import Reconstruction
-from fedveil.auditing.asked import Asked, read_attacks, read_defense
-from fedveil.auditing.attacking import problems_by_role, run_roles
+from fedveil.attacks.matching import GradientMatching
+from fedveil.auditing.attacking import attacked, scene_of, scenes_by_role, scored, scored_given
 from fedveil.auditing.audit_result import AuditResult
-from fedveil.auditing.check import check
 from fedveil.auditing.cost import measure_cost
 from fedveil.auditing.defense_card import defense_card
+from fedveil.auditing.experiment import Experiment
+from fedveil.auditing.forecast import attack_line, both, round_of, stages_of
 from fedveil.auditing.judgment import Terms
-from fedveil.auditing.kept import content_key, kept
-from fedveil.auditing.observing import Observed, observe, reached, scene, truths
+from fedveil.auditing.observing import HeldOut, Observed, Truth, observe, reached, truth_of
 from fedveil.auditing.provenance import provenance
-from fedveil.auditing.result import AttackRun, Result
-from fedveil.auditing.roles import Role
-from fedveil.auditing.scoring import RoleScore, attack_run, images_of, rows_of, score_finding, score_given
+from fedveil.auditing.result import AttackRun, Cost, Result
+from fedveil.auditing.scoring import RoleScore, attack_run, images_of, rows_of
 from fedveil.auditing.sentences import at_most
 from fedveil.auditing.settings import AuditSettings
-from fedveil.auditing.stages import both, round_of, stages_of, training_stages
+from fedveil.auditing.store import Store
 from fedveil.auditing.threat_model import Attempted, assumptions, attacked_words, not_given, not_tried, protocol_words
+from fedveil.auditing.training import Trained, train_both
 from fedveil.auditing.verdict import judge
+from fedveil.auditing.workshop import Workshop
 from fedveil.clients.engine import Backend
 from fedveil.defenses.base import Defense
 from fedveil.defenses.chain import Chain
+from fedveil.errors import FedveilError
 from fedveil.federation.observers import Watch
 from fedveil.federation.perturbation import perturbation
 from fedveil.federation.progress import watch_with
-from fedveil.federation.rehearsal import dry_step
-from fedveil.federation.run import Run, engine_for, federate
 from fedveil.federation.settings import FederationSettings
-from fedveil.federation.steps import Plan
-from fedveil.leakage.modalities import modality
-from fedveil.leakage.modality import Modality
-from fedveil.leakage.pictures import pixel_map
 from fedveil.leakage.truths import Truths
-from fedveil.ledger.exposure import exposures
 from fedveil.ledger.picking import most_picked
-from fedveil.ledger.statement import statement
-from fedveil.ownership import owned
 from fedveil.progress import Meter, style_for
 from fedveil.registry import attacks as attack_registry
-from fedveil.tasks.task import Task, holdings
+from fedveil.tasks.client_labels import ClientLabels
+from fedveil.tasks.task import Task, client_labels
 from fedveil.workers import Workers, opened
 
 
 def audit(
-    task: Task,
+    task: Task | Experiment,
     defense: Defense | Chain | Sequence[Defense] | str | None = None,
     attack: Attack | str | Sequence[Attack | str] = "inverting-gradients",
     *,
@@ -67,9 +60,8 @@ def audit(
     seed: int = 0,
     backend: Backend = "auto",
     device: str = "cpu",
-    folder: Path | str | None = None,
-    resume: bool = False,
     train: bool = True,
+    store: Store | Path | str | None = None,
     watch: Watch | None = None,
     command: str = "",
     workers: int | Workers = 1,
@@ -77,194 +69,55 @@ def audit(
 ) -> AuditResult:
     """Train a task under a defense, attack what clients share, and judge what leaked and what it cost.
 
+    task: or a whole `Experiment`, which says all that the arguments up to `train` say.
     federation: how it is trained; also without training (`train=False`) its protocol, batch and rate decide what an
         update is.
     settings: which updates are attacked and how they are judged.
-    folder: where the training runs keep their checkpoints, so that a stopped audit can go on with `resume=True`. One
-        audit at a time has a folder: another is refused.
+    store: a folder where the stages keep what they come to. An audit that was stopped goes on from there; another one
+        with the same store computes nothing again that this one did. It holds victims' data, for your eyes only.
     workers: so many processes, or those of a pool, train FedAvg's clients and attack.
     progress: show stages and the time left; by default on a terminal and in a notebook only, and not beside a `watch`.
     """
-    asked = Asked(
+    experiment = task if isinstance(task, Experiment) else Experiment(
         task=task,
-        chain=read_defense(defense),
-        attacks=read_attacks(attack),
+        defense=defense,
+        attack=attack,
         federation=federation or FederationSettings(),
-        settings=settings or AuditSettings(),
+        audit=settings or AuditSettings(),
         seed=seed,
         backend=backend,
         device=device,
-        train=train,
-        folder=None if folder is None else Path(folder),
-        resume=resume,
+        trains=train,
     )
     with ExitStack() as stack:
-        stack.enter_context(owned(folder))
         pool = stack.enter_context(opened(workers))
         if watch is None or progress:
             watch = both(watch, watch_with(stack.enter_context(Meter(style_for(progress)))))
-        return _audit(asked, watch, command or "fedveil.audit(...) with the configuration below", pool)
+        shop = Workshop.open(experiment, Store.of(store), pool, watch)
+        return run_audit(shop, command or "fedveil.audit(...) with the configuration below")
 
 
-def _audit(asked: Asked, watch: Watch, command: str, workers: Workers) -> AuditResult:
+def run_audit(shop: Workshop, command: str) -> AuditResult:
+    """All stages of an audit whose experiment was checked."""
     started, begun = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), time.perf_counter()
-    check(asked)
-    task, federation, config = asked.task, asked.federation, asked.config()
-    tell: Callable[[str], None] = watch.stage or (lambda line: None)
-    if watch.plan:
-        watch.plan(stages_of(asked))
-    engine = engine_for(task, federation, backend=asked.backend, device=asked.device)
-    dry_step(Plan(task, asked.chain, federation, asked.seed, engine, torch.device(asked.device)))
-    kind, judges = modality("pictures").equipped(task, asked.settings.tools)
-    normalization = pixel_map(task)
-
-    # What is wrong with a victim's data shows before anything is trained.
-    first = observe(asked, 1, None, engine) if 1 in asked.settings.rounds else None
-    undefended, defended = _trained(asked, watch, tell, workers)
-    run = defended or undefended
-    asked, missed = reached(asked, run)
-    settings = asked.settings
-    observed = [first if first and n == 1 else observe(asked, n, run, engine) for n in settings.rounds]
-    true = truths(asked, observed, kind)
-    assert true.mean_input is not None
-    assert true.distractors is not None
-    scores, runs = _attacked(asked, observed, true, kind, watch, tell, workers)
-    scores.append(score_given("mean-floor", true.mean_input, true, kind))
-    if any(each.acts_at in ("sample", "data") for each in asked.chain.defenses):
-        scores.append(score_given("bound", true.seen, true, kind))
-
-    tell("judging")
-    cost = measure_cost(task, undefended, defended)
-    moved = perturbation([(true.originals.flatten(0, 1), true.seen.flatten(0, 1))], normalization)
-    trained = len(defended.history) if defended else None
-    alone = None if asked.train else len(settings.rounds)
-    exposed = exposures(task, federation, rounds=alone, trained=trained)
-    promised = statement(asked.chain, exposed)
-    among = true.distractors.shape[1] + 1
-    most = most_picked(promised, exposed[0], among)
-    rows = rows_of(scores, true, kind, bound=most)
-    terms = Terms(settings, kind, among, config, tuple(asked.chain.without_knowledge))
-    verdict = judge(rows, cost, promised.sentence + at_most(most, among), terms)
-    labels = tuple(each.choices().labels for each in asked.attacks)
-    attempted = Attempted(tuple(each.name for each in asked.attacks), labels)
-    some = observed[0].probe
-    result = Result(
-        data=task.name,
-        model=task.model_name,
-        protocol=protocol_words(task, federation),
-        attacked=attacked_words(task, federation, settings),
-        label_names=list(task.label_names),
-        holdings=holdings(task),
-        defense=defense_card(asked.chain, promised, some.undefended, some.defended, moved),
-        verdict=verdict,
-        rows=rows,
-        candidates=among,
-        judges=judges,
-        cost=cost,
-        attacks=runs,
-        assumptions=assumptions(task, asked.chain, attempted, federation, settings),
-        not_given=not_given(task, attempted),
-        not_tried=missed + not_tried(asked.chain, attempted, federation, settings),
-        provenance=provenance(
-            command=command,
-            config=config,
-            seed=asked.seed,
-            hashes={"data": task.data_hash, "model": task.model_hash},
-            started=started,
-            seconds=time.perf_counter() - begun,
-        ),
+    if shop.watch.plan:
+        shop.watch.plan(stages_of(shop.experiment))
+    config = shop.experiment.described()  # as it was asked for
+    if 1 in shop.experiment.audit.rounds:
+        observe(shop, 1, None)  # what is wrong with a victim's data shows before anything is trained
+    bare, defended = train_both(shop)
+    shop, missed = reached(shop, defended or bare)
+    evidence = gather(shop, defended or bare)
+    shop.tell("judging")
+    cost = measure_cost(shop.task, bare.run if bare else None, defended.run if defended else None)
+    result = judged(shop, evidence, cost, config, _history(defended))
+    about = provenance(
+        command=command,
+        config=config,
+        seed=shop.experiment.seed,
+        hashes={"data": shop.task.data_hash, "model": shop.task.model_hash},
+        started=started,
+        seconds=time.perf_counter() - begun,
     )
-    return AuditResult(result, images_of(scores, true, kind))
-
-
-# ---- the stages of an audit ----------------------------------------------------------------------------------
-
-
-def _trained(
-    asked: Asked, watch: Watch, tell: Callable[[str], None], workers: Workers
-) -> tuple[Run | None, Run | None]:
-    """The runs without the defense and with it, as far as they were asked for."""
-    if not asked.train:
-        return None, None
-    later = tuple(number for number in asked.settings.rounds if number > 1)
-    recorded = replace(asked.federation, record_rounds=later, record_clients=1)
-
-    def run(chain: Chain | None, name: str) -> Run:
-        return federate(
-            asked.task,
-            chain,
-            recorded,
-            seed=asked.seed,
-            backend=asked.backend,
-            device=asked.device,
-            observers=watch.observers,
-            progress=False,
-            folder=asked.inside(name),
-            resume=asked.resume,
-            workers=workers if recorded.protocol == "fedavg" else 1,
-        )
-
-    bare, *defended = training_stages(asked)
-    tell(bare.line)
-    undefended = run(None, "undefended")
-    if not defended:
-        return undefended, None
-    tell(defended[0].line)
-    return undefended, run(asked.chain, "defended")
-
-
-def _attacked(
-    asked: Asked,
-    observed: list[Observed],
-    true: Truths,
-    kind: Modality,
-    watch: Watch,
-    tell: Callable[[str], None],
-    workers: Workers,
-) -> tuple[list[RoleScore], list[AttackRun]]:
-    """Every attack on every round, from its file where it was kept, and scored."""
-    scores: list[RoleScore] = []
-    runs: list[AttackRun] = []
-    for attack in asked.attacks:
-        tell(f"attacking with {attack.name}")
-        parts = []
-        for place, each in enumerate(observed):
-            problems = problems_by_role(
-                scene(asked, each, pixel_map(asked.task), attack),
-                asked.chain_at(each.round),
-                defended=each.probe.defended,
-                undefended=each.probe.undefended,
-                attackers=asked.settings.attackers,
-            )
-            report = round_of(watch.attack, place, len(observed))
-            run = partial(run_roles, attack, problems, backend=asked.backend, progress=report, workers=workers)
-            path = asked.inside("attacks", f"{attack.name}-round-{each.round}.safetensors")
-            parts.append(kept(path, partial(content_key, attack, problems, asked.backend), asked.resume, run))
-        found: dict[Role, Reconstruction] = {r: Reconstruction.concat([p[r] for p in parts]) for r in parts[0]}
-        choices = attack.choices()
-        own = [score_finding(attack.name, role, _finding(each), true, kind) for role, each in found.items()]
-        scores += own
-        runs.append(
-            attack_run(
-                own,
-                true,
-                attack_registry.describe(attack),
-                labels_known=choices.labels == "known",
-                steps=choices.steps,
-                restarts=choices.restarts,
-            )
-        )
-    return scores, runs
-
-
-def _finding(found: Reconstruction) -> Found:
-    """What an attack found, as it is scored."""
-    return Found(
-        inputs=found.inputs,
-        labels=found.labels,
-        cost=found.cost,
-        seconds=found.seconds,
-        steps=found.steps,
-        costs=found.costs,
-        iterates=list(found.iterates),
-    )
+    whole = result.model_copy(update={"provenance": about, "not_tried": missed + result.not_tried})
+    return AuditResult(whole, images_of(evidence.scores, evidence.truths, shop.modality))

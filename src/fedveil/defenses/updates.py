@@ -81,3 +81,12 @@ def as_gradient(kind: MessageKind, message: Tree, before: Tree, weight: float) -
     if kind == "gradient":
         return message
     return -message / weight if kind == "delta" else (before - message) / weight
+
+
+def with_gradient(updates: Updates, gradient: Tree) -> Updates:
+    """The updates of clients whose messages stand for other gradients."""
+    weight = step_weight(updates.lr, updates.momentum)
+    if updates.kind == "gradient":
+        return replace(updates, message=gradient)
+    change = -gradient * weight
+    return replace(updates, message=change if updates.kind == "delta" else updates.before + change)

@@ -1,30 +1,31 @@
-"""The stages of an audit, and who is told of them."""
+"""What an audit is going to do, for those who watch how far it is."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from fedveil.auditing.asked import Asked
+from fedveil.attacks.matching import GradientMatching
+from fedveil.auditing.experiment import Experiment
 from fedveil.federation.observers import Watch
 from fedveil.progress import Report, Stage, part_of
 
 
-def stages_of(asked: Asked) -> list[Stage]:
+def stages_of(experiment: Experiment) -> list[Stage]:
     """What an audit does, in order, with what each part takes beside others of its kind."""
-    found = training_stages(asked) if asked.train else []
-    for each in asked.attacks:
-        made = each.choices()
-        tries = made.restarts * len(asked.settings.rounds) * (20 if made.optimizer == "lbfgs" else 1)
-        found.append(Stage(f"attacking with {each.name}", "attack", made.steps * tries))
+    lines = ["training"] if experiment.trains else []
+    if lines and experiment.defense:
+        lines = ["training without a defense", f"training under {experiment.chain}"]
+    found = [Stage(line, "training", experiment.federation.rounds) for line in lines]
+    for each in experiment.attacks:
+        # Only attacks of one kind can be held against each other; the others take seconds.
+        work = each.recipe().evaluations if isinstance(each, GradientMatching) else 0
+        found.append(Stage(attack_line(each.name), "attack", work * len(experiment.audit.rounds)))
     return found
 
 
-def training_stages(asked: Asked) -> list[Stage]:
-    """The run without a defense, and the one under it."""
-    lines = ["training"]
-    if asked.chain.defenses:
-        lines = ["training without a defense", f"training under {asked.chain}"]
-    return [Stage(line, "training", asked.federation.rounds) for line in lines]
+def attack_line(name: str) -> str:
+    """How the stage of an attack is announced."""
+    return f"attacking with {name}"
 
 
 def both(given: Watch | None, shown: Watch) -> Watch:
