@@ -19,7 +19,6 @@ from fedveil.defenses.fedbarre import FedBARRE as FedBARRE
 from fedveil.defenses.fedcrap import FedCRAP as FedCRAP
 from fedveil.defenses.fedem import FedEM as FedEM
 from fedveil.defenses.gradient_dropout import GradientDropout as GradientDropout
-from fedveil.defenses.guard import Guard as Guard
 from fedveil.defenses.ldp_fl import LDPFL as LDPFL
 from fedveil.defenses.ldpm import LDPM as LDPM
 from fedveil.defenses.masking import GradientMasking as GradientMasking
@@ -41,6 +40,7 @@ from fedveil.federation.observers import Observer as Observer
 from fedveil.federation.observers import Watch as Watch
 from fedveil.federation.run import federate as federate
 from fedveil.federation.settings import Federation as Federation
+from fedveil.guard.guard import Guard as Guard
 from fedveil.memory import keep_freed_memory as keep_freed_memory
 from fedveil.tasks.normalization import Normalization as Normalization
 from fedveil.tasks.task import Task as Task

@@ -33,6 +33,7 @@ from fedveil.auditing.words import assumptions, attacked_words, defense_card, no
 from fedveil.clients.engine import Backend
 from fedveil.defenses.base import Defense
 from fedveil.defenses.chain import Chain
+from fedveil.federation.exposure import exposures
 from fedveil.federation.observers import Watch
 from fedveil.federation.perturbation import perturbation
 from fedveil.federation.progress import watch_with
@@ -40,7 +41,6 @@ from fedveil.federation.rehearsal import dry_step
 from fedveil.federation.run import Run, engine_for, federate
 from fedveil.federation.settings import Federation
 from fedveil.federation.steps import Plan
-from fedveil.ledger.exposure import exposures
 from fedveil.ledger.picking import most_picked
 from fedveil.ledger.statement import statement
 from fedveil.ownership import owned
