@@ -14,11 +14,11 @@ PACKAGE = ROOT / "src" / "fedveil"
 # Each room may import from itself and from those to its left.
 ORDER = (
     *("version", "errors", "fields", "files", "toml", "ownership", "signals", "tensors", "progress", "registry"),
-    *("memory", "tree", "intake", "streams", "workers", "tasks", "clients", "defenses", "federation", "attacks"),
-    *("leakage", "ledger", "auditing", "report", "cli", "__main__"),
+    *("memory", "tree", "intake", "streams", "workers", "tasks", "clients", "defenses", "ledger", "federation"),
+    *("guard", "attacks", "leakage", "auditing", "report", "cli", "__main__"),
 )
 # Metrics must not favor a method: they know neither side.
-FORBIDDEN = {"leakage": {"defenses", "attacks", "federation"}, "attacks": {"federation"}}
+FORBIDDEN = {"leakage": {"defenses", "attacks", "federation", "guard"}, "attacks": {"federation", "guard"}}
 # An outcome writes its own report. It looks up only inside that method.
 EXCEPTIONS = {("auditing/outcome.py", "report")}
 

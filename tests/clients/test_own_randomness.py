@@ -10,8 +10,8 @@ from torch.utils.checkpoint import checkpoint
 
 from fedveil.clients.draws import OwnDraws, generator_state
 from fedveil.clients.engine import Engine
-from fedveil.defenses.guard import Guard
 from fedveil.errors import FedveilError
+from fedveil.guard.guard import Guard
 from fedveil.streams import Streams
 from fedveil.tree import Tree
 

@@ -8,10 +8,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedveil.defenses.base import Defense
-from fedveil.defenses.guard import Guard
 from fedveil.defenses.noise import GaussianNoise
 from fedveil.errors import FedveilError
 from fedveil.fields import declared
+from fedveil.guard.guard import Guard
 from fedveil.registry import defenses
 
 ON_GRADIENTS = [

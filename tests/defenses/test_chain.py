@@ -10,11 +10,11 @@ from fedveil.defenses.base import Defense, Facts, Knowledge
 from fedveil.defenses.chain import Chain, ClientStates
 from fedveil.defenses.clip import Clip
 from fedveil.defenses.gradient_dropout import GradientDropout
-from fedveil.defenses.guard import Guard
 from fedveil.defenses.noise import GaussianNoise, LaplaceNoise
 from fedveil.defenses.none import NoDefense
 from fedveil.errors import FedveilError
 from fedveil.fields import declared
+from fedveil.guard.guard import Guard
 from fedveil.registry import defenses
 from fedveil.streams import Streams
 
@@ -229,19 +229,17 @@ def test_upload_defenses_act_at_the_upload_only():
     assert equal(gradient_only.upload(shared.update, batch, [{}]), shared.update)
 
 
-def test_every_place_draws_its_own_noise():
+def test_every_position_draws_its_own_noise():
     chain = Chain.of([GaussianNoise(sigma=1.0), GaussianNoise(sigma=1.0)])
     zero = make_batch().gradient() * 0.0
-    first, second = (
-        defense.protect(zero, call_of(make_batch().at(place, {}))) for place, defense in enumerate(chain.defenses)
-    )
+    first, second = (defense.protect(zero, call_of(make_batch().at(k, {}))) for k, defense in enumerate(chain.defenses))
     assert not torch.equal(first["0.weight"], second["0.weight"])
     truth = make_batch().gradient()
     both = chain.step(make_batch(), chain.new_states()).update - truth
     torch.testing.assert_close(dict(both), dict(first + second), rtol=1e-4, atol=1e-5)
 
 
-def test_a_place_draws_the_same_whatever_stands_behind_it():
+def test_a_position_draws_the_same_whatever_stands_behind_it():
     alone, longer = Chain.of([GaussianNoise()]), Chain.of([GaussianNoise(), Clip(norm=1e6)])
     assert equal(alone.step(make_batch(), [{}]).update, longer.step(make_batch(), [{}, {}]).update)
 
@@ -334,7 +332,7 @@ def test_memory_of_different_layouts_is_not_mixed_up():
             memory.gather(mixed, chain)
 
 
-def test_places_have_memory_of_their_own():
+def test_positions_have_memory_of_their_own():
     chain = Chain.of([Counter(), Counter()])
     states = chain.new_states()
     for _ in range(2):

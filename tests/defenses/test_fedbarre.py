@@ -16,9 +16,9 @@ from fedveil.defenses.chain import Chain
 from fedveil.defenses.fedbarre import Ensemble, FedBARRE, radius_for_budget
 from fedveil.defenses.fedem import FedEM
 from fedveil.defenses.gradient_dropout import GradientDropout
-from fedveil.defenses.guard import Guard
 from fedveil.errors import FedveilError
 from fedveil.federation.run import federate
+from fedveil.guard.guard import Guard
 from fedveil.streams import Streams
 from fedveil.tree import Tree
 

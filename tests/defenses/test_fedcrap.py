@@ -15,8 +15,8 @@ from fedveil.defenses.chain import Chain
 from fedveil.defenses.fedcrap import FedCRAP
 from fedveil.defenses.fedem import FedEM
 from fedveil.defenses.gradient_dropout import GradientDropout
-from fedveil.defenses.guard import Guard
 from fedveil.federation.run import federate
+from fedveil.guard.guard import Guard
 
 from .laws import call_of, equal
 from .perturbing import assert_rows, client_model, drawn_start, images, network, plain_fedem

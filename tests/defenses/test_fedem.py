@@ -18,9 +18,9 @@ from fedveil.defenses.base import Facts
 from fedveil.defenses.chain import Chain, ClientStates
 from fedveil.defenses.fedem import FedEM
 from fedveil.defenses.gradient_dropout import GradientDropout
-from fedveil.defenses.guard import Guard
 from fedveil.errors import FedveilError
 from fedveil.federation.run import federate
+from fedveil.guard.guard import Guard
 from fedveil.streams import Streams
 from fedveil.tree import Tree
 

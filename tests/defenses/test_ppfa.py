@@ -8,11 +8,11 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedveil.defenses.base import Facts
-from fedveil.defenses.guard import Guard
 from fedveil.defenses.ppfa import PPFA
 from fedveil.errors import FedveilError
 from fedveil.federation.run import federate
-from fedveil.federation.settings import FederationSettings
+from fedveil.federation.settings import Federation, FederationSettings
+from fedveil.guard.guard import Guard
 from fedveil.registry import defenses
 from fedveil.tasks.task import task
 from fedveil.tree import Tree

@@ -15,11 +15,11 @@ from torch.nn import functional as F
 from fedveil.clients.batch import ClientBatch
 from fedveil.clients.engine import Engine
 from fedveil.defenses.base import Facts
-from fedveil.defenses.guard import Guard
 from fedveil.defenses.soteria import Soteria, linear_layer, scores
 from fedveil.errors import FedveilError
 from fedveil.federation.run import federate
-from fedveil.federation.settings import FederationSettings
+from fedveil.federation.settings import Federation, FederationSettings
+from fedveil.guard.guard import Guard
 from fedveil.registry import models
 from fedveil.streams import Streams
 from fedveil.tasks.task import Task, task

@@ -17,12 +17,12 @@ from fedveil.defenses.chain import Chain
 from fedveil.defenses.dp_sgd import DPSGD
 from fedveil.errors import FedveilError
 from fedveil.federation import fedavg, fedsgd
+from fedveil.federation.exposure import exposures
 from fedveil.federation.run import Run, federate
 from fedveil.federation.schedule import batches, epoch_orders, sampled_clients
 from fedveil.federation.server import Server
 from fedveil.federation.settings import FederationSettings
 from fedveil.federation.steps import Plan
-from fedveil.ledger.exposure import exposures
 from fedveil.streams import Streams
 from fedveil.tasks.examples import ArrayExamples
 from fedveil.tasks.task import Task

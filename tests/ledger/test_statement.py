@@ -14,10 +14,10 @@ from federation.small import small_task
 from fedveil.defenses.base import Defense
 from fedveil.defenses.chain import Chain
 from fedveil.defenses.guarantee import Exposure, Guarantee, PureLDP
-from fedveil.federation.settings import FederationSettings
+from fedveil.federation.exposure import exposures
+from fedveil.federation.settings import Federation, FederationSettings
 from fedveil.fields import declared
 from fedveil.ledger.accountant import spent
-from fedveil.ledger.exposure import exposures
 from fedveil.ledger.statement import statement
 
 EXPOSURE = Exposure(parameters=1000, rounds=30, steps_per_round=1, sampling_rate=1.0, example_rate=0.02)

@@ -37,10 +37,14 @@ from fedveil.clients.engine import Backend
 from fedveil.defenses.base import Defense
 from fedveil.defenses.chain import Chain
 from fedveil.errors import FedveilError
+from fedveil.federation.exposure import exposures
 from fedveil.federation.observers import Watch
 from fedveil.federation.perturbation import perturbation
 from fedveil.federation.progress import watch_with
-from fedveil.federation.settings import FederationSettings
+from fedveil.federation.rehearsal import dry_step
+from fedveil.federation.run import Run, engine_for, federate
+from fedveil.federation.settings import Federation, FederationSettings
+from fedveil.federation.steps import Plan
 from fedveil.leakage.truths import Truths
 from fedveil.ledger.picking import most_picked
 from fedveil.progress import Meter, style_for

@@ -20,10 +20,10 @@ from fedveil.cli.config import Config
 from fedveil.cli.display import Display
 from fedveil.cli.folder import CONFIG, Claim, claimed
 from fedveil.cli.options import Given
+from fedveil.federation.exposure import exposures
 from fedveil.federation.observers import Observer
 from fedveil.federation.run import Run, checked_plan, federate
 from fedveil.files import write_atomically
-from fedveil.ledger.exposure import exposures
 from fedveil.ledger.statement import Statement, statement
 from fedveil.tasks.task import Task
 from fedveil.workers import Workers, pack

@@ -119,6 +119,10 @@ class Chain:
         """Protect what is uploaded at the end of a round (under FedSGD: every gradient)."""
         return self._protected("upload", update, batch.streams, states, batch)
 
+    def upload_alone(self, update: Tree, streams: Streams, states: States) -> Tree:
+        """The same where there is no data, only the update. A defense that needs a batch is refused."""
+        return self._protected("upload", update, streams, states, None)
+
     def protect_message(self, update: Tree, kind: MessageKind, streams: Streams, states: States) -> Tree:
         """Protect a message where there is nothing but the update itself, such as a filter on a client's way out.
 

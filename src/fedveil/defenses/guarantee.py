@@ -24,6 +24,7 @@ class Exposure:
     bare_rounds: int = 0  # warm-up rounds, without the defense
     bare_buffers: bool = False  # the model's buffers (batch norm statistics) travel beside the update, without noise
     dtypes: tuple[str, ...] = ("float32",)  # of the numbers in an update
+    seeded: bool = True  # noise is drawn from a seed, as in a simulation
 
     @property
     def releases(self) -> int:
@@ -33,6 +34,25 @@ class Exposure:
     def uses(self, place: str) -> int:
         """How often a defense at a place meets one client's data: with every gradient, or with every update."""
         return self.releases * (1 if place in ("upload", "server") else self.local_steps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counted(Exposure):
+    """How much one client really sent. Rounds need not be alike; in a loop of one's own there may be none."""
+
+    gradients: int  # that the defenses of the gradient acted on
+    uploads: int  # messages that the defenses of the upload acted on
+    means: int = 0  # of a trusted server, in which the client may have had a part
+    bare: int = 0  # messages that went out without the defense
+
+    @property
+    def releases(self) -> int:
+        """Updates that the client sent: a loop that uploads nothing sends its gradients."""
+        return self.uploads or self.gradients
+
+    def uses(self, place: str) -> int:
+        """How often a defense at a place met the client's data."""
+        return {"upload": self.uploads, "server": self.means}.get(place, self.gradients)
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ def per_coordinate(epsilon: float, exposure: Exposure, *, each: str, protects: s
 
     The remark says what is covered or not; it must stand wherever the number does.
     """
-    unit = "round" if exposure.steps_per_round == 1 else "update"
+    unit = "round" if exposure.rounds and exposure.steps_per_round == 1 else "update"
     return Guarantee(
         f"Formal guarantee: ε = {epsilon:g} per {each} and {unit}; {remark}.",
         formal=True,

@@ -34,13 +34,12 @@ a `Truth`, a file of its own ("fedveil-truth", 1), which serves to score an atta
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import pydantic
-import torch
 from pydantic import Field
 from torch import Tensor, nn
 
@@ -51,6 +50,7 @@ from fedveil.errors import FedveilError
 from fedveil.federation.facts import PublicFacts
 from fedveil.federation.tensorfile import Header, grouped, prefixed, read_tensors, write_tensors
 from fedveil.fields import problems
+from fedveil.intake import Intake
 from fedveil.tasks.inputs import Inputs, count, leaves
 from fedveil.tree import Tree
 
@@ -59,7 +59,6 @@ TRUTH = "fedveil-truth"
 VERSION = 1
 MOST_STEPS = 100_000  # local steps behind one message
 MOST_EXAMPLES = 1_000_000  # of one step
-FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,14 +88,7 @@ class Capture:
         for name in ("lr", "batch_sizes"):
             if isinstance(getattr(self, name), list):
                 object.__setattr__(self, name, tuple(getattr(self, name)))
-        wrong = _fields_wrong(self) or _numbers_wrong(self)
-        for name in ("before", "shared", "buffers", "buffers_before"):
-            wrong = wrong or _kinds_wrong(name, getattr(self, name))
-        wrong = wrong or _rows_wrong("shared", self.shared, "before", self.before)
-        if wrong is None and self.buffers is not None and self.buffers_before is not None:
-            wrong = _rows_wrong("buffers", self.buffers, "buffers_before", self.buffers_before)
-        for name in ("before", "shared", "buffers", "buffers_before"):
-            wrong = wrong or _values_wrong(prefixed(name, getattr(self, name) or {}), name in ("before", "shared"))
+        wrong = _fields_wrong(self) or _numbers_wrong(self) or _tensors_wrong(self)
         if wrong:
             raise FedveilError(f"not a valid capture: {wrong}")
         object.__setattr__(self, "public", PublicFacts.of(self.facts))
@@ -171,9 +163,9 @@ class Truth:
             if not self.targets.dim() or not leaves(inputs) or count(inputs) != len(self.targets):
                 raise FedveilError(f"not a valid truth: {what} and targets differ in their number of examples")
             named = {f"{what}/{name}" if name else what: tensor for name, tensor in leaves(inputs).items()}
-            wrong = _values_wrong({"targets": self.targets, **named})
+            wrong = _alone_wrong({"targets": self.targets, **named})
             if wrong:
-                raise FedveilError(f"not a valid truth: {wrong}")
+                raise FedveilError(f"not a valid truth: it {wrong}")
         shapes = [{name: tensor.shape for name, tensor in leaves(each).items()} for each in (self.inputs, self.seen)]
         if shapes[0] != shapes[1]:
             raise FedveilError("not a valid truth: the inputs and what was seen of them differ in shape")
@@ -242,6 +234,61 @@ class Captured:
         return made
 
 
+def capture(
+    model: nn.Module | Mapping[str, Tensor],
+    update: Mapping[str, Tensor],
+    *,
+    batch_sizes: int | Sequence[int],
+    kind: MessageKind = "gradient",
+    lr: float | Sequence[float] | None = None,
+    momentum: float = 0.0,
+    facts: Mapping[str, Any] | None = None,
+) -> Capture:
+    """What a server sees of one update, made by any loop: the weights that it had sent out, and what came back.
+
+    model: as the server sent it (or its trained weights by name). It may train on afterwards: tensors are copied.
+    update: by parameter name; buffers that were sent along may be among them, as `state_dict()` has them.
+    batch_sizes, lr: of the client's local steps, one number or one each. For a gradient lr does not matter.
+    facts: further public settings, by the names at the head of this module.
+
+    Neither inputs nor labels go in. To score an audit of your own, keep them beside it in a `Truth(x, y, seen=x)`.
+
+    >>> model = nn.Linear(4, 3)
+    >>> x, y = torch.rand(2, 4), torch.tensor([0, 2])
+    >>> nn.functional.cross_entropy(model(x), y).backward()
+    >>> seen = capture(model, {name: p.grad for name, p in model.named_parameters()}, batch_sizes=2)
+    >>> seen.kind, seen.steps, sorted(seen.shared)
+    ('gradient', 1, ['bias', 'weight'])
+    """
+    if kind != "gradient" and lr is None:
+        raise FedveilError(f"a capture of kind '{kind}' needs lr=, the learning rate of the client's local steps")
+    module = isinstance(model, nn.Module)
+    weights = {n: p for n, p in model.named_parameters() if p.requires_grad} if module else dict(model)
+    known = dict(model.named_buffers()) if module else {}
+    buffers = {name: tensor for name, tensor in update.items() if name in known}
+    sizes = (batch_sizes,) if isinstance(batch_sizes, int) else tuple(batch_sizes)
+    rates = (1.0 if lr is None else lr,) * len(sizes) if not isinstance(lr, Sequence) else tuple(lr)
+    return Capture(
+        kind=kind,
+        before=_copied(weights),
+        shared=_copied({name: tensor for name, tensor in update.items() if name not in known}),
+        buffers=_copied(buffers),
+        buffers_before=_copied({name: known[name] for name in buffers}),
+        client=0,
+        round=1,
+        steps=len(sizes),
+        lr=rates,
+        momentum=momentum,
+        batch_sizes=sizes,
+        facts=dict(facts or {}),
+    )
+
+
+def _copied(row: Mapping[str, Tensor]) -> Tensors:
+    """Tensors that nothing moves any more; what is no tensor is left for the capture to refuse."""
+    return {name: t.detach().clone() if isinstance(t, Tensor) else t for name, t in row.items()}
+
+
 def pseudo_gradient(capture: Capture) -> Tensors:
     """The gradient that the update stands for: see `Updates.gradient`."""
     before, shared = (Tree.stack([row]) for row in (capture.before, capture.shared))
@@ -277,18 +324,31 @@ def _fields_wrong(capture: Capture) -> str | None:
     return None
 
 
-def _kinds_wrong(name: str, row: Any) -> str | None:
-    """What is no tensor by name, or one of a kind that no model has."""
-    if row is None and name.startswith("buffers"):
-        return None
-    if not isinstance(row, dict):
-        return f"{name} must be tensors by name, not {type(row).__name__}"
-    for key, tensor in row.items():
-        if not isinstance(key, str) or not isinstance(tensor, Tensor):
-            return f"{name}/{key} must be a tensor"
-        if tensor.layout is not torch.strided or tensor.device.type == "meta":
-            return f"{name}/{key} must be a plain tensor, with all its values"
-    return None
+def _tensors_wrong(capture: Capture) -> str | None:
+    """What a server would not take, or could not have sent out."""
+    groups = {"before": capture.before, "buffers_before": capture.buffers_before}
+    if capture.buffers_before is None:
+        groups["buffers"] = capture.buffers
+    for name, row in groups.items():
+        wrong = None if row is None and name != "before" else _alone_wrong(row)
+        if wrong:
+            return f"{name} {wrong}"
+    if not capture.before:
+        return "it has no 'before' tensors"
+    for name, tensor in capture.before.items():
+        if not tensor.is_floating_point():
+            return f"before has {name} of type {tensor.dtype}: what is trained is of a floating type"
+    wrong = Intake(capture.before).refuse(capture.shared)
+    if wrong:
+        return f"shared {wrong}"
+    if capture.buffers is not None and capture.buffers_before is not None:
+        wrong = Intake(capture.buffers_before).refuse(capture.buffers)
+    return f"buffers {wrong}" if wrong else None
+
+
+def _alone_wrong(row: Any) -> str | None:
+    """What is wrong with tensors by name that there is nothing to compare with."""
+    return Intake(row if isinstance(row, Mapping) else {}, longest=math.inf).refuse(row)
 
 
 def _numbers_wrong(capture: Capture) -> str | None:
@@ -306,28 +366,6 @@ def _numbers_wrong(capture: Capture) -> str | None:
         return f"momentum must be at least 0 and below 1 (got {capture.momentum})"
     if not math.isfinite(step_weight(capture.lr, capture.momentum)):
         return f"lr is too large (got {list(capture.lr)!s:.80})"
-    return None
-
-
-def _rows_wrong(name: str, row: Mapping[str, Tensor], other: str, against: Mapping[str, Tensor]) -> str | None:
-    if not against:
-        return f"it has no '{other}' tensors"
-    for key in sorted(row.keys() ^ against.keys()):
-        return f"{key} is in '{other if key in against else name}' but not in '{name if key in against else other}'"
-    for key, tensor in row.items():
-        if tensor.shape != against[key].shape:
-            return f"{name}/{key} has shape {tuple(tensor.shape)}, {other}/{key} has {tuple(against[key].shape)}"
-        if tensor.dtype != against[key].dtype:
-            return f"{name}/{key} is {tensor.dtype}, {other}/{key} is {against[key].dtype}"
-    return None
-
-
-def _values_wrong(row: Mapping[str, Tensor], floating: bool = False) -> str | None:
-    for name, tensor in row.items():
-        if tensor.dtype not in FLOATS and (floating or tensor.is_floating_point()):
-            return f"{name} must be of a floating type of 16 bits or more, not {tensor.dtype}"
-        if tensor.is_complex() or (tensor.is_floating_point() and not bool(torch.isfinite(tensor).all())):
-            return f"{name} contains NaN, infinity or complex numbers"
     return None
 
 

@@ -1,4 +1,4 @@
-"""What a mechanism spends over a run: dp-accounting behind a small type of ours.
+"""What mechanisms spend over a run: dp-accounting behind a small type of ours.
 
 dp-accounting takes seconds to import, so it is imported where it is used.
 """
@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fedveil.defenses.dp_gaussian import gaussian_epsilon
@@ -18,6 +18,8 @@ from fedveil.defenses.guarantee import GaussianRelease, LaplaceRelease
 # Beyond these the fine-grained accountant needs gigabytes to find out that ε is huge.
 _HUGE_EPSILON = 300.0
 _TINY_NOISE = 0.05
+
+Composable = GaussianRelease | LaplaceRelease
 
 
 @dataclass(frozen=True)
@@ -29,78 +31,111 @@ class Spent:
     how: str  # "PLD accountant"
 
 
-def spent(mechanism: GaussianRelease | LaplaceRelease, delta: float) -> Spent:
-    """The least ε that can be proven here for all releases together."""
-    if mechanism.releases == 0:
+def spent(mechanisms: Composable | Iterable[Composable], delta: float) -> Spent:
+    """The least ε that can be proven here for all releases of one client together."""
+    kinds = _kinds(mechanisms)
+    if not kinds:
         return Spent(0.0, 0.0, "nothing is released")
-    if isinstance(mechanism, LaplaceRelease):
-        return _pure(mechanism, delta)
-    if mechanism.sampling_rate < 1 and mechanism.sampling == "poisson":
-        rough = _poisson_rdp(mechanism, delta)
-        return _poisson_pld(mechanism, delta, rough)
+    each = [_of_one_kind(kind, alike, delta / len(kinds)) for kind, alike in kinds.items()]
+    if len(each) == 1:
+        return each[0]
+    return Spent(sum(part.epsilon for part in each), sum(part.delta for part in each), "basic composition")
+
+
+def worst(clients: Sequence[Composable | Iterable[Composable]], delta: float) -> Spent:
+    """The most that any of several clients spends, each with mechanisms of its own."""
+    rough: dict[tuple[Composable, ...], float] = {}
+    for mechanisms in clients:
+        kinds = _kinds(mechanisms)
+        key = tuple(each for alike in kinds.values() for each in alike)
+        # The RDP value is cheap, and never below the fine-grained one.
+        poisson = list(kinds) == ["poisson"]
+        rough[key] = _poisson_rdp(kinds["poisson"], delta).epsilon if poisson else spent(key, delta).epsilon
+    most: Spent | None = None
+    for key in sorted(rough, key=lambda each: rough[each], reverse=True):
+        if most is not None and rough[key] <= most.epsilon:
+            break  # none of the rest can be worse
+        found = spent(key, delta)
+        most = found if most is None else max(most, found, key=_epsilon)
+    assert most is not None, "at least one client is needed"
+    return most
+
+
+def _kinds(mechanisms: Composable | Iterable[Composable]) -> dict[str, tuple[Composable, ...]]:
+    """What can be composed exactly, together: releases of equal settings are counted, empty ones left out."""
+    given = [mechanisms] if isinstance(mechanisms, GaussianRelease | LaplaceRelease) else list(mechanisms)
+    counts: dict[Composable, int] = {}
+    for each in given:
+        if each.releases:
+            settings = replace(each, releases=1)
+            counts[settings] = counts.get(settings, 0) + each.releases
+    found: dict[str, tuple[Composable, ...]] = {}
+    for settings, releases in counts.items():
+        if isinstance(settings, LaplaceRelease):
+            kind = f"pure {settings.epsilon}"
+        else:
+            kind = "whole" if settings.sampling_rate >= 1 else settings.sampling
+        found[kind] = (*found.get(kind, ()), replace(settings, releases=releases))
+    for kind in ("poisson", "fixed"):
+        if found.keys() == {"whole", kind}:  # the accountant takes both
+            return {kind: found[kind] + found["whole"]}
+    return found
+
+
+def _of_one_kind(kind: str, alike: Sequence[Any], delta: float) -> Spent:
+    if kind.startswith("pure"):
+        return _pure(alike[0], delta)
+    if kind == "poisson":
+        return _poisson_pld(alike, delta, _poisson_rdp(alike, delta))
     # Gaussian noise on n releases is as good as one release with √n times less of it: exact, also if each release
     # depends on those before.
-    exact = gaussian_epsilon(delta, mechanism.noise_multiplier / math.sqrt(mechanism.releases))
-    found = Spent(exact, delta, "exact Gaussian composition")
-    return found if mechanism.sampling_rate >= 1 else min(found, _fixed_rdp(mechanism, delta), key=_epsilon)
-
-
-def worst(mechanisms: Sequence[GaussianRelease | LaplaceRelease], delta: float) -> Spent:
-    """The most that any of several clients spends, each with a mechanism of its own."""
-    rough: dict[GaussianRelease | LaplaceRelease, Spent] = {}
-    for mechanism in mechanisms:
-        if isinstance(mechanism, GaussianRelease) and mechanism.sampling_rate < 1 and mechanism.sampling == "poisson":
-            rough[mechanism] = _poisson_rdp(mechanism, delta)  # cheap, and never below the fine-grained value
-        else:
-            rough[mechanism] = spent(mechanism, delta)
-    most: Spent | None = None
-    for mechanism in sorted(rough, key=lambda each: rough[each].epsilon, reverse=True):
-        if most is not None and rough[mechanism].epsilon <= most.epsilon:
-            break  # none of the rest can be worse
-        found = spent(mechanism, delta)
-        most = found if most is None else max(most, found, key=_epsilon)
-    assert most is not None, "at least one mechanism is needed"
-    return most
+    noise = 1 / math.sqrt(sum(each.releases / each.noise_multiplier**2 for each in alike))
+    found = Spent(gaussian_epsilon(delta, noise), delta, "exact Gaussian composition")
+    return found if kind == "whole" else min(found, _fixed_rdp(alike, delta), key=_epsilon)
 
 
 def _epsilon(found: Spent) -> float:
     return found.epsilon
 
 
-def _poisson_rdp(mechanism: GaussianRelease, delta: float) -> Spent:
-    dp_accounting = _library()
-    event = dp_accounting.GaussianDpEvent(mechanism.noise_multiplier)
-    sampled = dp_accounting.PoissonSampledDpEvent(mechanism.sampling_rate, event)
-    accountant = dp_accounting.rdp.RdpAccountant()
-    with _quiet():
-        epsilon = accountant.compose(sampled, mechanism.releases).get_epsilon(delta)
-    return Spent(float(epsilon), delta, "RDP accountant")
+def _poisson_rdp(alike: Sequence[Any], delta: float) -> Spent:
+    accountant = _library().rdp.RdpAccountant()
+    return Spent(_composed(accountant, alike, delta), delta, "RDP accountant")
 
 
-def _poisson_pld(mechanism: GaussianRelease, delta: float, rough: Spent) -> Spent:
+def _poisson_pld(alike: Sequence[Any], delta: float, rough: Spent) -> Spent:
     """The privacy loss distribution, rounded up on a grid; the RDP value where it is smaller or huge anyway."""
-    if rough.epsilon > _HUGE_EPSILON or mechanism.noise_multiplier < _TINY_NOISE:
+    if rough.epsilon > _HUGE_EPSILON or any(each.noise_multiplier < _TINY_NOISE for each in alike):
         return rough
-    dp_accounting = _library()
-    event = dp_accounting.GaussianDpEvent(mechanism.noise_multiplier)
-    sampled = dp_accounting.PoissonSampledDpEvent(mechanism.sampling_rate, event)
     grid = 1e-4 if rough.epsilon < 5 else 1e-3
-    accountant = dp_accounting.pld.PLDAccountant(value_discretization_interval=grid)
+    accountant = _library().pld.PLDAccountant(value_discretization_interval=grid)
+    return min(Spent(_composed(accountant, alike, delta), delta, "PLD accountant"), rough, key=_epsilon)
+
+
+def _composed(accountant: Any, alike: Sequence[Any], delta: float) -> float:
+    library = _library()
     with _quiet():
-        epsilon = accountant.compose(sampled, mechanism.releases).get_epsilon(delta)
-    return min(Spent(float(epsilon), delta, "PLD accountant"), rough, key=_epsilon)
+        for each in alike:
+            event = library.GaussianDpEvent(each.noise_multiplier)
+            if each.sampling_rate < 1:
+                event = library.PoissonSampledDpEvent(each.sampling_rate, event)
+            accountant.compose(event, each.releases)
+        return float(accountant.get_epsilon(delta))
 
 
-def _fixed_rdp(mechanism: GaussianRelease, delta: float) -> Spent:
+def _fixed_rdp(alike: Sequence[Any], delta: float) -> Spent:
     """Sampling without replacement, neighbors by replacement (Wang, Balle & Kasiviswanathan 2019)."""
-    dp_accounting = _library()
+    library = _library()
     whole = 10**9  # only the share counts
-    event = dp_accounting.GaussianDpEvent(mechanism.noise_multiplier)
-    size = math.ceil(mechanism.sampling_rate * whole)
-    sampled = dp_accounting.SampledWithoutReplacementDpEvent(whole, size, event)
-    accountant = dp_accounting.rdp.RdpAccountant(neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE)
+    accountant = library.rdp.RdpAccountant(neighboring_relation=library.NeighboringRelation.REPLACE_ONE)
     with _quiet():
-        epsilon = accountant.compose(sampled, mechanism.releases).get_epsilon(delta)
+        for each in alike:
+            event = library.GaussianDpEvent(each.noise_multiplier)
+            if each.sampling_rate < 1:
+                size = math.ceil(each.sampling_rate * whole)
+                event = library.SampledWithoutReplacementDpEvent(whole, size, event)
+            accountant.compose(event, each.releases)
+        epsilon = accountant.get_epsilon(delta)
     return Spent(float(epsilon), delta, "RDP accountant for sampling without replacement")
 
 

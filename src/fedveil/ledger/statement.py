@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from fedveil.defenses.base import PLACES, Defense, chooses_batch, owns_step
 from fedveil.defenses.chain import Chain
-from fedveil.defenses.guarantee import ONE_EXAMPLE, Exposure, Guarantee, PureLDP
-from fedveil.ledger.accountant import Spent, worst
+from fedveil.defenses.guarantee import ONE_EXAMPLE, Counted, Exposure, Guarantee, PureLDP
+from fedveil.ledger.accountant import Composable, Spent, worst
 
 _PREFIX = "Formal guarantee: "
 # Ponomareva et al. 2023, "How to DP-fy ML": up to 10 is reasonable, beyond it there is weak to no protection.
@@ -56,14 +56,17 @@ class _Claim:
         return self.defense.name
 
 
-def statement(chain: Chain, exposure: Exposure | Sequence[Exposure]) -> Statement:
+def statement(chain: Chain, exposure: Exposure | Sequence[Exposure | Sequence[Exposure]]) -> Statement:
     """Add up what the defenses of a chain promise over a run.
 
-    exposure: of one client, or one for every kind of client; what is stated holds for the worst off.
+    exposure: of one client, or one for every kind of client; what is stated holds for the worst off. A client that
+        sent differently at different times has several, which are composed.
     """
-    exposures = (exposure,) if isinstance(exposure, Exposure) else tuple(exposure)
-    promises = [(defense, defense.guarantee(exposures[0])) for defense in chain.defenses]
-    claims = [_claim(chain, place, exposures) for place, (_, each) in enumerate(promises) if each.formal]
+    given = (exposure,) if isinstance(exposure, Exposure) else tuple(exposure)
+    clients = [(each,) if isinstance(each, Exposure) else tuple(each) for each in given]
+    first = clients[0][0]
+    promises = [(defense, defense.guarantee(first)) for defense in chain.defenses]
+    claims = [_claim(chain, position, clients) for position, (_, each) in enumerate(promises) if each.formal]
     valid = [claim for claim in claims if not claim.against]
     sentence = _sentence(promises, claims, valid)
     single = valid[0] if len(valid) == 1 else None
@@ -72,44 +75,75 @@ def statement(chain: Chain, exposure: Exposure | Sequence[Exposure]) -> Statemen
         formal=bool(valid),
         epsilon=single.epsilon if single else None,
         delta=single.delta if single else None,
-        paragraph=_paragraph(sentence, promises, claims, exposures[0]),
+        paragraph=_paragraph(sentence, promises, claims, first),
         holding=tuple((claim.defense, claim.guarantee) for claim in valid),
     )
 
 
-def _claim(chain: Chain, place: int, exposures: Sequence[Exposure]) -> _Claim:
-    defense, first = chain.defenses[place], exposures[0]
-    each = [defense.guarantee(exposure) for exposure in exposures]
-    mechanisms = [guarantee.mechanism for guarantee in each if guarantee.mechanism is not None]
-    rounds = _count(first.rounds, "round")
-    pure = [mechanism for mechanism in mechanisms if isinstance(mechanism, PureLDP)]
+def together(parts: Sequence[Statement]) -> Statement:
+    """What is promised over releases under several chains, each stated by itself: their ε and δ add up."""
+    if not parts:
+        return Statement(f"{_PREFIX}none.", False, None, None, f"{_PREFIX}none.")
+    if len(parts) == 1:
+        return parts[0]
+    single = [part.holding[0][1] for part in parts if len(part.holding) == 1]
+    units = {guarantee.protects for guarantee in single}
+    each = " ".join(f"({number}) {part.paragraph}" for number, part in enumerate(parts, 1))
+    if len(single) < len(parts) or len(units) > 1:
+        sentence = f"{_PREFIX}none that covers all {len(parts)} chains of defenses."
+        return Statement(sentence, False, None, None, f"{sentence} {each}")
+    epsilon, delta = (sum(getattr(part, name) for part in parts) for name in ("epsilon", "delta"))
+    at = f" at δ = {delta:.2g}" if delta else ""
+    sentence = (
+        f"{_PREFIX}ε = {_number(epsilon)}{at} for {units.pop()} over {len(parts)} chains of defenses "
+        f"(basic composition){_worth(epsilon)}."
+    )
+    sentence = " ".join([sentence, *dict.fromkeys(guarantee.caveat for guarantee in single if guarantee.caveat)])
+    return Statement(sentence, True, epsilon, delta, f"{sentence} {each}", sum((part.holding for part in parts), ()))
+
+
+def _claim(chain: Chain, position: int, clients: Sequence[Sequence[Exposure]]) -> _Claim:
+    defense, first = chain.defenses[position], clients[0][0]
+    promised = defense.guarantee(first)
+    mechanisms = [[defense.guarantee(part).mechanism for part in parts] for parts in clients]
+    pure = [each for client in mechanisms for each in client if isinstance(each, PureLDP)]
+    times = max(sum(part.uses(defense.acts_at) for part in parts) for parts in clients)
     if pure:
         one = max(pure, key=lambda mechanism: mechanism.epsilon * mechanism.coordinates)
-        times = max(exposure.uses(defense.acts_at) for exposure in exposures)
         found = Spent(one.epsilon * one.coordinates * times, 0.0, "basic composition")
-        over = rounds if times == first.rounds else f"{times:,} releases in {rounds}"
         words = (
-            f"ε = {_number(one.epsilon)} per release for {each[0].protects or 'each coordinate'}; composed over "
-            f"{_count(one.coordinates, 'coordinate')} and {over} ε = {_number(found.epsilon)}{_worth(found.epsilon)}"
-        )
-    else:
-        found = worst([mechanism for mechanism in mechanisms if not isinstance(mechanism, PureLDP)], first.delta)
-        at = f" at δ = {found.delta:.2g}" if found.delta else ""
-        words = (
-            f"ε = {_number(found.epsilon)}{at} for {each[0].protects} over {rounds} ({found.how})"
+            f"ε = {_number(one.epsilon)} per release for {promised.protects or 'each coordinate'}; composed over "
+            f"{_count(one.coordinates, 'coordinate')} and {_over(first, times)} ε = {_number(found.epsilon)}"
             f"{_worth(found.epsilon)}"
         )
-    return _Claim(defense, words, found.epsilon, found.delta, each[0], _why_not(chain, place, each[0], first))
+    else:
+        composable = [[each for each in client if isinstance(each, Composable)] for client in mechanisms]
+        found = worst(composable, first.delta)
+        at = f" at δ = {found.delta:.2g}" if found.delta else ""
+        over = _count(first.rounds, "round") if first.rounds else _count(times, "release")
+        words = (
+            f"ε = {_number(found.epsilon)}{at} for {promised.protects} over {over} ({found.how}){_worth(found.epsilon)}"
+        )
+    return _Claim(defense, words, found.epsilon, found.delta, promised, _why_not(chain, position, promised, first))
 
 
-def _why_not(chain: Chain, place: int, guarantee: Guarantee, exposure: Exposure) -> str:
+def _over(exposure: Exposure, times: int) -> str:
+    rounds = _count(exposure.rounds, "round")
+    if not exposure.rounds:
+        return _count(times, "release")
+    return rounds if times == exposure.rounds else f"{times:,} releases in {rounds}"
+
+
+def _why_not(chain: Chain, position: int, guarantee: Guarantee, exposure: Exposure) -> str:
     """Why a guarantee does not hold in this run, if it does not."""
     if exposure.bare_rounds:
         first = f"the first {exposure.bare_rounds} rounds run" if exposure.bare_rounds > 1 else "the first round runs"
         return f"{first} without it"
+    if isinstance(exposure, Counted) and exposure.bare:
+        return f"{_count(exposure.bare, 'message')} went out without it"
     if exposure.bare_buffers:
         return "the model's buffers (batch norm statistics) are shared beside the update, without noise"
-    own, order = chain.defenses[place], _in_running_order(chain)
+    own, order = chain.defenses[position], _in_running_order(chain)
     if guarantee.protects == ONE_EXAMPLE:
         mixing = [each.name for each in order if each is not own and _mixes(each)]
         if mixing:
@@ -164,8 +198,10 @@ def _paragraph(
         parts += [f"{claim.name} gives nothing here: {claim.against}." for claim in claims if claim.against]
     if claims:
         if exposure.sampling_rate < 1 and any(d.acts_at != "server" and each.formal for d, each in promises):
-            parts.append("On the clients' side ε is that of a client which takes part in every round.")
-        parts += [_LOW_BITS.format(" and ".join(exposure.dtypes)), _SIZES, _SEEDED]
+            who = "the client that took part most" if isinstance(exposure, Counted) else "one that is in every round"
+            parts.append(f"On the clients' side ε is that of {who}.")
+        parts += [_LOW_BITS.format(" and ".join(exposure.dtypes)), _SIZES]
+        parts += [_SEEDED] if exposure.seeded else []
     return " ".join(parts)
 
 

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fedveil.defenses.guard import Guard
 from fedveil.errors import FedveilError
+from fedveil.guard.guard import Guard
 
 
 def network():

@@ -12,10 +12,10 @@ from fedveil.defenses.base import Defense
 from fedveil.defenses.chain import Chain
 from fedveil.defenses.clip import Clip
 from fedveil.defenses.gradient_dropout import GradientDropout
-from fedveil.defenses.guard import Guard
 from fedveil.defenses.noise import GaussianNoise
 from fedveil.errors import FedveilError
 from fedveil.fields import declared
+from fedveil.guard.guard import Guard
 
 
 def network():

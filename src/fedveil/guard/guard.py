@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -14,14 +14,30 @@ from torch.utils.weak import TensorWeakRef
 from fedveil.clients.batch import ClientBatch, StepResult
 from fedveil.clients.engine import Engine, Loss
 from fedveil.defenses.accumulation import Accumulation
-from fedveil.defenses.base import Defense
+from fedveil.defenses.base import Defense, MessageKind
 from fedveil.defenses.chain import Chain
-from fedveil.defenses.own_batches import check_batch, mean_loss
+from fedveil.defenses.guarantee import Exposure
 from fedveil.defenses.poisson import beyond_chance
 from fedveil.errors import FedveilError
+from fedveil.federation.capture import Capture, capture
+from fedveil.guard.own_batches import check_batch, mean_loss
+from fedveil.intake import Intake
+from fedveil.ledger.ledger import Ledger, Release
+from fedveil.ledger.statement import Statement
 from fedveil.streams import Streams
 from fedveil.tasks.inputs import Inputs, map_inputs
 from fedveil.tree import Tree
+
+
+@dataclass(frozen=True, eq=False)
+class _Last:
+    """The last release, kept until the next one."""
+
+    kind: MessageKind
+    update: Tree
+    before: Tree | None  # the weights that the server sent; none: those that the model still has
+    sizes: list[int]
+    versions: list[int] = field(default_factory=list)
 
 
 class Guard:
@@ -37,9 +53,11 @@ class Guard:
 
     The loss is the mean over a batch. Noise is drawn from the operating system's entropy unless a `seed` is given (for
     experiments only); clients of one seed need a `client` number each, or they would draw the same noise. A defense
-    that protects the upload and not the gradient is applied by `upload`. docs/guard.md has the rest.
+    that protects the upload and not the gradient is applied by `upload`. `spent` tells what all releases so far have
+    spent, `capture` what a server sees of the last one. docs/guard.md has the rest.
 
     - `batch_size`: the planned size, for a defense that needs batches of random size (DP-SGD).
+    - `dataset_size`: how many examples those batches are drawn from: DP-SGD's ε depends on it.
     - `scaler`: the `torch.amp.GradScaler` that the loop uses, if any.
     - `perturb`: the part of named inputs that a data defense changes.
     - `validation`: inputs and targets of the client's own, for a defense that needs some.
@@ -54,6 +72,7 @@ class Guard:
         seed: int | None = None,
         client: int = 0,
         batch_size: int | None = None,
+        dataset_size: int | None = None,
         scaler: torch.amp.GradScaler | None = None,
         perturb: str | None = None,
         validation: tuple[Inputs, Tensor] | None = None,
@@ -72,12 +91,16 @@ class Guard:
                 f"{self.chain} divides by the planned batch size, for the size at hand is a secret: give batch_size=, "
                 "and draw batches with fedveil.poisson_loader"
             )
+        if dataset_size is not None and dataset_size < (batch_size or 1):
+            raise FedveilError(f"dataset_size must be at least {batch_size or 1}, a batch (got {dataset_size})")
         # A module of the user's own is served by plain autograd: it need not support vmap. It is run itself, so
         # that whatever changes in it counts.
         self._engine = Engine(model, mean_loss(loss), backend="loop", chunk=1, perturb=perturb, own=True)
         self._streams = Streams.secure([client]) if seed is None else Streams.seeded(seed, [client], "guard")
         self._client = client
         self._planned = batch_size
+        self._dataset_size = dataset_size
+        self.ledger = Ledger(self._exposure(seeded=seed is not None))
         self._scaler = scaler
         self._states = self.chain.new_states()
         self._validation = validation
@@ -85,7 +108,9 @@ class Guard:
         self._step = 0
         self._sum: Accumulation | None = None  # of the scope that is open
         self._written: dict[str, TensorWeakRef] = {}  # what `.grad` was given last
-        self._last: tuple[Inputs, Tensor] = (torch.empty(0), torch.empty(0))  # for defenses that look at the data
+        self._data: tuple[Inputs, Tensor] | None = None  # of the last step, for upload defenses that look at it
+        self._sizes: list[int] = []  # of the batches of this round
+        self._last: _Last | None = None
         self._before = self._weights()
 
     def __repr__(self) -> str:
@@ -99,7 +124,7 @@ class Guard:
         """
         self._check_acting()
         self._check_batch(inputs, targets)
-        self._last = (inputs, targets)
+        self._data = (inputs, targets)
         if self._sum is not None:
             return self._add(self._sum, self._client_batch(inputs, targets))
         self._check_cleared()
@@ -107,7 +132,7 @@ class Guard:
         states = [dict(state) for state in self._states]
         with self._as_around():
             shared = self.chain.step(self._client_batch(inputs, targets), states)
-            self._write(shared.update, finite=self._finite(shared))
+            self._write(shared.update, len(targets), shared.loss)
         self._move_buffers(shared)
         self._states = states
         return shared.loss[0]
@@ -141,7 +166,7 @@ class Guard:
                 raise FedveilError("accumulate() ended without a batch: call backward inside it")
             self._check_size(whole.size)
             with self._as_around():
-                self._write(update := whole.protected(), finite=bool(update.isfinite()[0]))
+                self._write(whole.protected(), whole.size)
             self._states = whole.states
         finally:
             self._sum = None
@@ -151,16 +176,21 @@ class Guard:
         if of not in ("weights", "delta"):
             raise FedveilError(f"upload sends 'weights' or 'delta', not '{of}'")
         self._check_no_scope()
-        self.chain.check_message("weights" if of == "weights" else "delta")
+        kind: MessageKind = "weights" if of == "weights" else "delta"
+        self.chain.check_message(kind)
         weights = self._weights()
         if of == "delta" and weights.keys() != self._before.keys():
             raise FedveilError("other parameters are trained than at the start of the round: call new_round() first")
         update = weights if of == "weights" else weights - self._before
+        chain = Chain() if self._trained_bare(weights) else self.chain
         self._step += 1
         with self._as_around():
-            protected = self.chain.upload(update, self._client_batch(*self._last), self._states)
-        if not bool(protected.isfinite()[0]):
-            raise FedveilError("the protected update is not finite (NaN or infinity): check the data and the loss")
+            protected = self._uploaded(update)
+        wrong = Intake(weights.row(0)).refused(protected).get(0)
+        if wrong:
+            raise FedveilError(f"the protected update {wrong}: check the data and the loss")
+        self.ledger.spend(self._client, Release(chain, gradients=0))
+        self._last = _Last(kind, protected, self._before, list(self._sizes))
         return protected.row(0)
 
     def new_round(self) -> None:
@@ -169,18 +199,65 @@ class Guard:
         self._round += 1
         self._step = 0
         self._before = self._weights()
-        for place, defense in enumerate(self.chain.defenses):
+        self._sizes = []
+        for position, defense in enumerate(self.chain.defenses):
             if defense.state_scope == "round":
-                self._states[place].clear()
+                self._states[position].clear()
+
+    # ---- what went out ---------------------------------------------------------------------------------
+
+    def spent(self, delta: float | None = None) -> Statement:
+        """What all releases so far have spent together: every gradient of `backward` or `accumulate`, every upload.
+
+        At δ, by default 1e-5, or one in `dataset_size` where that is less. `paragraph` says what is not covered.
+        """
+        if self.chain.random_sizes and self._dataset_size is None:
+            raise FedveilError(
+                f"the ε of {self.chain} depends on how likely an example is in a batch: give Guard dataset_size=, the "
+                "number of examples that batches are drawn from"
+            )
+        return self.ledger.statement(delta)
+
+    def capture(
+        self,
+        *,
+        lr: float | Sequence[float] | None = None,
+        momentum: float = 0.0,
+        batch_sizes: Sequence[int] | None = None,
+        facts: Mapping[str, Any] | None = None,
+    ) -> Capture:
+        """What a server sees of the last release: the gradient of the last step, or the last upload.
+
+        A gradient is captured before the optimizer moves the weights. An upload needs the `lr` and `momentum` of the
+        local steps, and their `batch_sizes` where `backward` was not used. `facts`: see `fedveil.capture`.
+        """
+        last = self._last
+        if last is None:
+            raise FedveilError("nothing was released yet: call backward() or upload() first")
+        if last.kind == "gradient" and last.versions != self._versions():
+            raise FedveilError("the weights have moved since the last gradient: call capture() before optimizer.step()")
+        sizes = last.sizes if batch_sizes is None else list(batch_sizes)
+        if not sizes:
+            raise FedveilError("no backward() was called in this round: give batch_sizes=, one for each local step")
+        seen = capture(
+            (self._weights() if last.before is None else last.before).row(0),
+            last.update.row(0),
+            kind=last.kind,
+            batch_sizes=sizes,
+            lr=lr,
+            momentum=momentum,
+            facts={"defense": str(self.chain), "buffers": "local", **(facts or {})},
+        )
+        return replace(seen, client=self._client, round=self._round + 1)
 
     def state_dict(self) -> dict[str, Any]:
-        """What must be kept to go on in another process: counters, and memory that lasts over rounds."""
+        """What must be kept to go on in another process: counters, the ledger, and memory that lasts over rounds."""
         kept = [
             {name: tensor.clone() for name, tensor in state.items()} if defense.state_scope == "run" else {}
             for defense, state in zip(self.chain.defenses, self._states, strict=True)
         ]
         counters = {"client": self._client, "round": self._round, "step": self._step}
-        return {"chain": str(self.chain), **counters, "states": kept}
+        return {"chain": str(self.chain), **counters, "states": kept, "ledger": self.ledger.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state_dict` gave."""
@@ -189,7 +266,8 @@ class Guard:
         if state["client"] != self._client:
             raise FedveilError(f"this state belongs to client {state['client']}, not to client {self._client}")
         self._round, self._step = int(state["round"]), int(state["step"])
-        self._states = [dict(place) for place in state["states"]]
+        self._states = [dict(own) for own in state["states"]]
+        self.ledger.load_state_dict(state["ledger"], known=[self.chain])
 
     # ---- a step ----------------------------------------------------------------------------------------
 
@@ -209,11 +287,17 @@ class Guard:
             batch.validation = replace(batch, inputs=held_out, targets=self._validation[1][None], streams=own)
         return batch
 
+    def _uploaded(self, update: Tree) -> Tree:
+        if self._data is not None:
+            return self.chain.upload(update, self._client_batch(*self._data), self._states)
+        streams = self._streams.fold("round", self._round, "step", self._step)
+        return self.chain.upload_alone(update, streams, self._states)
+
     def _add(self, whole: Accumulation, batch: ClientBatch) -> Tensor:
         self._check_size(whole.size + batch.targets.shape[1])
         with self._as_around():
             shared = whole.add(batch)
-        if self._finite(shared):
+        if self._sound("the gradient of the micro-batch", shared.update, shared.update.row(0), shared.loss):
             self._move_buffers(shared)
         return shared.loss[0]
 
@@ -240,22 +324,24 @@ class Guard:
         finally:
             engine.precision = nullcontext
 
-    def _finite(self, shared: StepResult) -> bool:
-        """Whether loss and gradient are numbers. With a scaler it may happen that they are not."""
-        finite = bool(shared.update.isfinite()[0]) and bool(shared.loss.isfinite()[0])
-        if not finite and not self._scales():
-            raise FedveilError(
-                "the loss or the protected gradient is not finite (NaN or infinity): check the data and the loss"
-            )
-        return finite
+    def _sound(self, what: str, update: Tree, like: Mapping[str, Tensor], loss: Tensor | None = None) -> bool:
+        """Whether a server would take it. With a scaler it may happen that it would not: the step is then skipped."""
+        wrong = Intake(like).refused(update).get(0)
+        if loss is not None and not bool(loss.isfinite()[0]):
+            what, wrong = "the loss", "is not finite (NaN or infinity)"
+        if wrong and not (self._scaler is not None and self._scaler.is_enabled()):
+            raise FedveilError(f"{what} {wrong}: check the data and the loss")
+        return not wrong
 
-    def _scales(self) -> bool:
-        return self._scaler is not None and self._scaler.is_enabled()
-
-    def _write(self, update: Tree, finite: bool) -> None:
+    def _write(self, update: Tree, size: int, loss: Tensor | None = None) -> None:
         """Add a gradient to `.grad`, scaled as the scaler expects it; infinity tells the scaler to skip the step."""
-        if not finite and not self._scales():
-            raise FedveilError("the protected gradient is not finite (NaN or infinity): check the data and the loss")
+        finite = self._sound("the protected gradient", update, dict(self._trained()), loss)
+        # That a step was skipped shows too, so it counts. What does not go out yet may yet: spend first.
+        rate = 1.0 if self._dataset_size is None else (self._planned or self._dataset_size) / self._dataset_size
+        self.ledger.spend(self._client, Release(self.chain, uploads=0, example_rate=rate))
+        known = self._planned if self.chain.random_sizes and self._planned else max(size, 1)
+        self._sizes.append(known)
+        self._last = _Last("gradient", update, None, [known], self._versions()) if finite else None
         for name, parameter in self._trained():
             gradient = update[name][0].to(parameter.dtype) if finite else torch.full_like(parameter, torch.inf)
             if self._scaler is not None:
@@ -269,6 +355,12 @@ class Guard:
             buffer.data.copy_(shared.buffers[name][0])
 
     # ---- what is refused -------------------------------------------------------------------------------
+
+    def _trained_bare(self, weights: Tree) -> bool:
+        """Whether the weights moved in this round without any step that Guard protected, though it should have."""
+        if self._step or all(defense.acts_at == "upload" for defense in self.chain.defenses):
+            return False
+        return weights.keys() != self._before.keys() or bool((weights - self._before).norm()[0] > 0)
 
     def _check_acting(self) -> None:
         if self.chain.defenses and all(defense.acts_at == "upload" for defense in self.chain.defenses):
@@ -305,6 +397,23 @@ class Guard:
 
     def _trained(self) -> list[tuple[str, nn.Parameter]]:
         return [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
+
+    def _versions(self) -> list[int]:
+        """Which change in place or exchange of a weight: they tell whether the optimizer was at work."""
+        return [version for _, p in self._trained() for version in (id(p), p.data_ptr(), p._version)]
+
+    def _exposure(self, *, seeded: bool) -> Exposure:
+        """What all releases have in common."""
+        weights = [parameter for _, parameter in self._trained()]
+        return Exposure(
+            parameters=sum(weight.numel() for weight in weights),
+            rounds=0,
+            steps_per_round=1,
+            sampling_rate=1.0,
+            delta=min(1e-5, 1 / (self._dataset_size or 1)),
+            dtypes=tuple(sorted({str(weight.dtype).removeprefix("torch.") for weight in weights})),
+            seeded=seeded,
+        )
 
     def _weights(self) -> Tree:
         return Tree({name: parameter.detach().clone()[None] for name, parameter in self._trained()})

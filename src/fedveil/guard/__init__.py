@@ -1,0 +1,1 @@
+"""A defense in a training loop of one's own."""
