@@ -51,6 +51,7 @@ class LinearInputs:
 
     inputs: Tensor  # (r, d)
     effects: Tensor  # (r, n)
+    noise: Tensor  # (r,) standard deviation of an entry of each input
     complete: bool  # whether a sparse direction was found for every input; if not, the inputs are mixtures
 
 
@@ -82,32 +83,30 @@ def recover_inputs(
     if span.rank == 1:
         return _inputs(span, torch.ones_like(span.left[:1, :1]), complete=True)
 
-    def outside(directions: Tensor) -> float:
-        return _outside(_inputs(span, directions, complete=True).inputs, box)
+    def beyond(directions: Tensor) -> float:
+        found = _inputs(span, directions, complete=True)
+        return outside(found.inputs, box, WIDTH * found.noise[:, None])
 
     live = span.left[span.left.norm(dim=1) > WIDTH]
-    found = sparse_directions(live, outside, tries, generator)
+    found = sparse_directions(live, beyond, tries, generator)
     if found is None:
         return _inputs(span, torch.eye(span.rank).to(span.left), complete=False)
     return _inputs(span, found, complete=True)
 
 
-def _outside(inputs: Tensor, box: tuple[Tensor, Tensor] | None) -> float:
-    """How far inputs lie outside the valid range at most, in parts of it."""
+def outside(inputs: Tensor, box: tuple[Tensor, Tensor] | None, slack: Tensor | float = 0.0) -> float:
+    """How far inputs lie outside the valid range and some slack at most, in parts of the range."""
     if box is None:
         return 0.0
-    beyond = torch.maximum(box[0] - inputs, inputs - box[1]) / (box[1] - box[0]).clamp_min(1e-300)
+    beyond = (torch.maximum(box[0] - inputs, inputs - box[1]) - slack) / (box[1] - box[0]).clamp_min(1e-300)
     return float(torch.nan_to_num(beyond, nan=torch.inf).amax().clamp_min(0))
 
 
 def lone_rows(rows: Tensor, box: tuple[Tensor, Tensor] | None) -> Tensor:
     """What would be the input of every row if one example alone were active in it; those within the valid range."""
     inputs = rows[:, :-1] / rows[:, -1:]
-    fine = torch.isfinite(inputs).all(1)
-    if box is not None:
-        slack = SLACK * (box[1] - box[0])
-        fine &= ((inputs >= box[0] - slack) & (inputs <= box[1] + slack)).all(1)
-    return inputs[fine]
+    valid = [example for example in inputs if torch.isfinite(example).all() and outside(example, box) < SLACK]
+    return torch.stack(valid) if valid else inputs[:0]
 
 
 def _inputs(span: Span, directions: Tensor, complete: bool) -> LinearInputs:
@@ -118,21 +117,25 @@ def _inputs(span: Span, directions: Tensor, complete: bool) -> LinearInputs:
     dual = torch.linalg.lstsq(values, span.left).solution @ span.right  # (r, m)
     last = dual[:, -1]
     # The bias entry's own noise: where it is larger than the entry, the inputs shrink toward 0 and do not explode.
-    doubt = values.norm(dim=0).clamp_min(1e-300).reciprocal()
-    scale = last.square() + doubt.square()
-    inputs = dual[:, :-1] * (last / scale)[:, None]
-    return LinearInputs(inputs, (values * span.spread[:, None] * last).T, complete)
+    doubt = torch.linalg.pinv(values).norm(dim=1)
+    scale = last / (last.square() + doubt.square()).clamp_min(1e-300)
+    return LinearInputs(
+        inputs=dual[:, :-1] * scale[:, None],
+        effects=(values * span.spread[:, None] * last).T,
+        noise=doubt * scale.abs(),
+        complete=complete,
+    )
 
 
 # ---- sparse directions -----------------------------------------------------------------------------------------
 
 
 def sparse_directions(
-    left: Tensor, outside: Callable[[Tensor], float], tries: int, generator: torch.Generator
+    left: Tensor, beyond: Callable[[Tensor], float], tries: int, generator: torch.Generator
 ) -> Tensor | None:
-    """r independent directions (r, r), rows of unit length, on which left (n, r) vanishes most often; None if not found.
+    """r independent unit vectors, the rows of (r, r), on which left (n, r) vanishes most often; None if not found.
 
-    `left` has noise of size 1. `outside` says how far the inputs of a set of directions lie outside the valid range:
+    `left` has noise of size 1. `beyond` says how far the inputs of a set of directions lie outside the valid range:
     the first set that lies within is taken, else, in the end, the one that is nearest to it.
     """
     count, rank = left.shape
@@ -145,22 +148,25 @@ def sparse_directions(
     while tried < tries:
         # Those that vanish on far fewer rows than the sparsest are mixtures; the longer it takes, the more are let in.
         least = (0.6 - 0.5 * tried / tries) * float(_zeros(left, pool[:1]).sum())
-        pool = _merged(left, pool, _drawn(left, size, max(least, rank - 1 + MARGIN), generator))
+        pool = _merged(left, pool, *_drawn(left, size, max(least, rank - 1 + MARGIN), generator))
         chosen = _independent(left, pool)
         if len(chosen) == rank and not torch.equal(chosen, last):
             last = chosen
             pure = unmixed(left, chosen)
-            best = min(best, (outside(pure), pure), key=lambda pair: pair[0])
+            best = min(best, (beyond(pure), pure), key=lambda pair: pair[0])
             if best[0] < ROUNDING:
                 break
-            pool = _merged(left, pool, pure)
+            pool = _merged(left, pool, pure, _vanishing(left @ pure.T).T)
         tried += size
         size = min(2 * size, max(32, 2**20 // (count * rank)))
     return best[1]
 
 
-def _drawn(left: Tensor, size: int, least: float, generator: torch.Generator) -> Tensor:
-    """Those directions that vanish on all but one of r random rows, and on `least` rows in all, sparsest first."""
+def _drawn(left: Tensor, size: int, least: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Those directions that vanish on all but one of r random rows, and on `least` rows in all, sparsest first.
+
+    Returns them, (K, r), and where they vanish, (K, n).
+    """
     count, rank = left.shape
     index = torch.rand(size, count, generator=generator).topk(rank).indices.to(left.device)
     inverse = torch.linalg.inv_ex(left[index]).inverse  # (T, r, r)
@@ -169,41 +175,46 @@ def _drawn(left: Tensor, size: int, least: float, generator: torch.Generator) ->
     noise = WIDTH * (1 + values.square().sum(2, keepdim=True)).sqrt() * inverse.norm(dim=1, keepdim=True)
     typical = values.square().mean(1, keepdim=True).sqrt()
     by_chance = (noise / typical).clamp(max=1).sum(1)
-    score = torch.nan_to_num((values.abs() <= noise).sum(1) - by_chance, nan=-torch.inf)  # (T, r)
-    good = score >= least
-    found = inverse.transpose(1, 2)[good][score[good].argsort(descending=True)]
-    return found / found.norm(dim=1, keepdim=True)
+    zero = values.abs() <= noise
+    score = torch.nan_to_num(zero.sum(1) - by_chance, nan=-torch.inf)  # (T, r)
+    order = score.flatten().argsort(descending=True)[: int((score >= least).sum())]
+    which, column = order // rank, order % rank
+    return torch.nn.functional.normalize(inverse[which, :, column], dim=1), zero[which, :, column]
 
 
-def _merged(left: Tensor, pool: Tensor, found: Tensor) -> Tensor:
-    """The pool with those of the found directions that are new, sparsest first."""
+def _merged(left: Tensor, pool: Tensor, found: Tensor, zero: Tensor) -> Tensor:
+    """The pool with those of the found directions that are new, each fitted to where it vanishes; sparsest first."""
     old, new = _values(left, pool), _values(left, found)
-    fresh = (new.T @ old).abs().amax(1) < ALIKE if len(pool) else torch.ones(len(found), dtype=torch.bool)
-    found, new = found[fresh][: 16 * left.shape[1]], new[:, fresh][:, : 16 * left.shape[1]]
-    while len(found):
-        fitted = _fitted(left, found[0])
-        alike = torch.zeros(len(found), dtype=torch.bool, device=left.device)
-        alike[0] = True
+    waiting = _unlike(new, old).nonzero().flatten()[: 16 * left.shape[1]]
+    while len(waiting):
+        fitted = _fitted(left, zero[waiting[0]])
+        waiting = waiting[1:]
         if fitted is not None:
             value = _values(left, fitted[None])
-            alike |= (new.T @ value).abs().amax(1) >= ALIKE
-            if not len(pool) or float((old.T @ value).abs().amax()) < ALIKE:
+            waiting = waiting[_unlike(new[:, waiting], value)]
+            if bool(_unlike(value, old)):
                 pool, old = torch.cat([pool, fitted[None]]), torch.cat([old, value], 1)
-        found, new = found[~alike], new[:, ~alike]
     return pool[_zeros(left, pool).argsort(descending=True, stable=True)]
+
+
+def _unlike(new: Tensor, old: Tensor) -> Tensor:
+    """Which of some directions are not among others, given the unit vectors of their values."""
+    return ((new.T @ old).abs() < ALIKE).all(1)
 
 
 def _values(left: Tensor, directions: Tensor) -> Tensor:
     return torch.nn.functional.normalize(left @ directions.T, dim=0)
 
 
-def _fitted(left: Tensor, direction: Tensor) -> Tensor | None:
-    """The direction fitted to all rows on which it vanishes; None if these are no more than chance gives."""
+def _fitted(left: Tensor, zero: Tensor) -> Tensor | None:
+    """The direction that vanishes on these rows and all that follow; None if they are no more than chance gives."""
     for _ in range(4):
-        zero = _vanishing(left @ direction)
         if int(zero.sum()) < left.shape[1] - 1 + MARGIN:
             return None
-        direction = torch.linalg.svd(left[zero], full_matrices=False).Vh[-1]
+        direction: Tensor = torch.linalg.svd(left[zero], full_matrices=False).Vh[-1]
+        before, zero = zero, _vanishing(left @ direction)
+        if torch.equal(before, zero):
+            break
     return direction
 
 
@@ -242,31 +253,30 @@ def unmixed(left: Tensor, directions: Tensor) -> Tensor:
         changed = False
         for k in range(len(directions)):
             values = left @ directions.T  # (n, r)
-            own = values[:, k]
-            ratios = (own[:, None] / values).T  # (r, n): the multiple that would make a row vanish
-            ratios = torch.where(_vanishing(values).T, 0.0, ratios)
-            counts = torch.stack([_zeros_after(own, other, r) for other, r in zip(values.T, ratios, strict=True)])
-            counts[k] = 0
-            other, row = divmod(int(counts.argmax()), counts.shape[1])
-            if int(counts[other, row]) < int(_vanishing(own).sum()) + MARGIN:
-                continue
-            mixed = directions[k] - ratios[other, row] * directions[other]
-            fitted = _fitted(left, mixed / mixed.norm())
-            if fitted is not None and _vanishing(left @ fitted).sum() > _vanishing(own).sum():
+            own, count = values[:, k], int(_vanishing(values[:, k]).sum())
+            best = count + MARGIN - 1, None
+            for other in range(len(directions)):
+                zero = _most_zeros(own, values[:, other])
+                if other != k and int(zero.sum()) > best[0]:
+                    best = int(zero.sum()), zero
+            fitted = None if best[1] is None else _fitted(left, best[1])
+            if fitted is not None and int(_zeros(left, fitted[None])) > count:
                 directions[k], changed = fitted, True
     return directions
 
 
-def _zeros_after(own: Tensor, other: Tensor, ratios: Tensor) -> Tensor:
-    """On how many rows own − ratio·other vanishes, for each of the ratios."""
+def _most_zeros(own: Tensor, other: Tensor) -> Tensor:
+    """Where own − t·other vanishes for that t for which it does so most often."""
+    ratios = own / torch.where(_vanishing(other), torch.inf, other)  # the t for which each row vanishes
     noise = WIDTH * (1 + ratios.square()).sqrt()
-    return ((own - ratios[:, None] * other).abs() <= noise[:, None]).sum(1)
+    zero = (own - ratios[:, None] * other).abs() <= noise[:, None]
+    return zero[zero.sum(1).argmax()]
 
 
 # ---- rows of which some entries are not to be trusted ------------------------------------------------------------
 
 
-def trusted_rows(rows: Tensor, trust: Tensor, rank: int) -> tuple[Tensor, float]:
+def trusted_rows(rows: Tensor, trust: Tensor, rank: int, precision: float) -> tuple[Tensor, float]:
     """Rows of that rank which fit the trusted entries, and the size of the noise that is left, relative to theirs.
 
     Least squares weighted by the trust, alternating between the two factors. Entries that do not fit lose their weight
@@ -282,9 +292,9 @@ def trusted_rows(rows: Tensor, trust: Tensor, rank: int) -> tuple[Tensor, float]
     for _ in range(SWEEPS):
         left = _weighted_fit(rows, weight, right)
         left = torch.linalg.qr(left).Q
-        right = _weighted_fit(rows.T, weight.T, left).T
+        right = _weighted_fit(rows.T, weight.T, left.T).T
         off = (rows - left @ right).abs()
-        scale = max(min(scale, _weighted_median(off, trust)), 1e-12 * size)
+        scale = max(min(scale, _weighted_median(off, trust)), precision * size)
         weight = trust / (1 + (off / (3 * scale)).square())
     return left @ right, scale / size
 
@@ -293,10 +303,11 @@ def _weighted_fit(rows: Tensor, weight: Tensor, right: Tensor) -> Tensor:
     """The left factor (n, r) of each row's weighted least squares; rows without weight get zeros."""
     rank = len(right)
     squares = (right[:, None] * right[None]).flatten(0, 1)  # (r·r, m)
-    normal = (weight @ squares.T).unflatten(1, (rank, rank))
-    ridge = 1e-12 * normal.diagonal(dim1=1, dim2=2).sum(1).clamp_min(1e-300)
+    normal = (weight @ squares.T).reshape(-1, rank, rank)
+    ridge = (1e-12 * normal.diagonal(dim1=1, dim2=2).sum(1)).clamp_min(1e-300)
     normal = normal + ridge[:, None, None] * torch.eye(rank).to(normal)
-    return torch.linalg.solve(normal, ((weight * rows) @ right.T)[:, :, None])[:, :, 0]
+    solved: Tensor = torch.linalg.solve(normal, ((weight * rows) @ right.T)[:, :, None])
+    return solved[:, :, 0]
 
 
 def _weighted_median(values: Tensor, weight: Tensor) -> float:
