@@ -19,7 +19,8 @@ from fedveil.defenses.guard import Guard as Guard
 from fedveil.defenses.ldp_fl import LDPFL as LDPFL
 from fedveil.defenses.ldpm import LDPM as LDPM
 from fedveil.defenses.masking import GradientMasking as GradientMasking
-from fedveil.defenses.noise import GaussianNoise as GaussianNoise, LaplaceNoise as LaplaceNoise
+from fedveil.defenses.noise import GaussianNoise as GaussianNoise
+from fedveil.defenses.noise import LaplaceNoise as LaplaceNoise
 from fedveil.defenses.noise_add import NoiseAdd as NoiseAdd
 from fedveil.defenses.none import NoDefense as NoDefense
 from fedveil.defenses.piecewise import PM as PM
@@ -27,7 +28,8 @@ from fedveil.defenses.pnpm import PNPM as PNPM
 from fedveil.defenses.poisson import poisson_loader as poisson_loader
 from fedveil.errors import FedveilError as FedveilError
 from fedveil.federation.run import federate as federate
-from fedveil.federation.settings import Federation as Federation, FederationSettings as FederationSettings
+from fedveil.federation.settings import Federation as Federation
+from fedveil.federation.settings import FederationSettings as FederationSettings
 from fedveil.guard.guard import Guard as Guard
 from fedveil.memory import keep_freed_memory as keep_freed_memory
 from fedveil.tasks.normalization import Normalization as Normalization

@@ -7,11 +7,11 @@ import tomllib
 from typing import Any
 
 import pytest
+from fedveil.auditing.asked import Asked
 from typer.testing import CliRunner
 
 import fedveil as fv
 from fedveil.auditing.again import command_line, config_file, config_toml
-from fedveil.auditing.asked import Asked
 from fedveil.cli.config import Config
 from fedveil.cli.options import SETTINGS, with_settings
 from fedveil.defenses.chain import Chain

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from fedveil.auditing.kept import Found, content_key, kept
 from torch import nn
 
 import fedveil as fv
@@ -17,7 +18,6 @@ from fedveil.attacks.base import Attack
 from fedveil.attacks.problem import LocalSteps, Problem, Reconstruction
 from fedveil.auditing.attacking import Scene, noise_like, problems_by_role, run_roles
 from fedveil.auditing.captures import CaptureSetting, attack_captures, check_captures, steps_alike
-from fedveil.auditing.kept import Found, content_key, kept
 from fedveil.clients.engine import Backend, Engine
 from fedveil.defenses.base import Facts, StepsBefore
 from fedveil.defenses.chain import Chain

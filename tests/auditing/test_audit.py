@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fedveil.auditing.outcome import Outcome
 from torch import nn
 
 import fedveil as fv
 from fedveil.attacks.base import Attack
 from fedveil.attacks.matching import Matching
-from fedveil.auditing.outcome import Outcome
 from fedveil.auditing.result import Document, Estimate, load_result
 from fedveil.defenses.base import Call, Defense
 from fedveil.errors import FedveilError

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from fedveil.auditing.outcome import LeakageTable
 from torch import nn
 
 import fedveil as fv
-from fedveil.auditing.outcome import LeakageTable
 
 
 def audited(dtype: torch.dtype, protocol: str) -> LeakageTable:

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from fedveil.defenses.base import Facts
 from fedveil.defenses.masking import GradientMasking
 from fedveil.federation.run import federate
-from fedveil.federation.settings import Federation, FederationSettings
+from fedveil.federation.settings import FederationSettings
 from fedveil.guard.guard import Guard
 from fedveil.tasks.task import task
 from fedveil.tree import Tree

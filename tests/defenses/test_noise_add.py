@@ -12,7 +12,7 @@ from fedveil.defenses.base import Facts
 from fedveil.defenses.noise_add import NoiseAdd
 from fedveil.errors import FedveilError
 from fedveil.federation.run import federate
-from fedveil.federation.settings import Federation, FederationSettings
+from fedveil.federation.settings import FederationSettings
 from fedveil.guard.guard import Guard
 from fedveil.tasks.task import task
 from fedveil.tree import Tree

@@ -11,7 +11,7 @@ from fedveil.defenses.base import Facts
 from fedveil.defenses.ppfa import PPFA
 from fedveil.errors import FedveilError
 from fedveil.federation.run import federate
-from fedveil.federation.settings import Federation, FederationSettings
+from fedveil.federation.settings import FederationSettings
 from fedveil.guard.guard import Guard
 from fedveil.registry import defenses
 from fedveil.tasks.task import task

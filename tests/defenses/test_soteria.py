@@ -18,7 +18,7 @@ from fedveil.defenses.base import Facts
 from fedveil.defenses.soteria import Soteria, linear_layer, scores
 from fedveil.errors import FedveilError
 from fedveil.federation.run import federate
-from fedveil.federation.settings import Federation, FederationSettings
+from fedveil.federation.settings import FederationSettings
 from fedveil.guard.guard import Guard
 from fedveil.registry import models
 from fedveil.streams import Streams

@@ -15,7 +15,7 @@ from fedveil.defenses.base import Defense
 from fedveil.defenses.chain import Chain
 from fedveil.defenses.guarantee import Exposure, Guarantee, PureLDP
 from fedveil.federation.exposure import exposures
-from fedveil.federation.settings import Federation, FederationSettings
+from fedveil.federation.settings import FederationSettings
 from fedveil.fields import declared
 from fedveil.ledger.accountant import spent
 from fedveil.ledger.statement import statement

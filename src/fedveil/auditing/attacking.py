@@ -37,7 +37,9 @@ Fitted = Mapping[str, Tensor] | None
 # ---- who attacks -------------------------------------------------------------------------------------------
 
 
-def scenes_by_role(scene: Scene, chain: Chain, undefended: Updates | None, attackers: str = "both") -> dict[Role, Scene]:
+def scenes_by_role(
+    scene: Scene, chain: Chain, undefended: Updates | None, attackers: str = "both"
+) -> dict[Role, Scene]:
     """What every attacker of a table has. A row whose update is not at hand is left out.
 
     So is the attacker who knows the defense where no defense says what such a one would do: it would be the naive one
@@ -175,7 +177,9 @@ def attacked(
     shop: Workshop, attack: Attack, scenes: Mapping[Role, Scene], held_out: HeldOut | None, report: Report | None
 ) -> dict[Role, Attacked]:
     """The findings of all roles; those that are not in the store are run together."""
-    learned = {r: fitted(shop, attack, lab_of(shop, s, held_out)) if held_out else (None, "") for r, s in scenes.items()}
+    learned = {
+        r: fitted(shop, attack, lab_of(shop, s, held_out)) if held_out else (None, "") for r, s in scenes.items()
+    }
     keys = {role: attack_key(attack, scene, learned[role][1]) for role, scene in scenes.items()}
 
     def make(missing: list[Role], folder: Path | None) -> dict[Role, Finding]:

@@ -216,9 +216,7 @@ def _places(victims: int, among: int, seed: int, number: int) -> Tensor:
     return (drawn * among).long().clamp_max(among - 1)
 
 
-def _candidates(
-    observed: Observed, others: tuple[Tensor, Tensor], places: Tensor, *, one_example: bool
-) -> Candidates:
+def _candidates(observed: Observed, others: tuple[Tensor, Tensor], places: Tensor, *, one_example: bool) -> Candidates:
     """The batches that a link test tells apart: the original, and others made of its distractors.
 
     one_example: they differ in their first example and the rest is known, as a guarantee for one example supposes.

@@ -9,48 +9,28 @@ import datetime
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from fedveil.attacks.base import Attack
-from fedveil.attacks.matching import GradientMatching
-from fedveil.auditing.attacking import attacked, scene_of, scenes_by_role, scored, scored_given
 from fedveil.auditing.audit_result import AuditResult
 from fedveil.auditing.cost import measure_cost
-from fedveil.auditing.defense_card import defense_card
 from fedveil.auditing.experiment import Experiment
-from fedveil.auditing.forecast import attack_line, both, round_of, stages_of
-from fedveil.auditing.judgment import Terms
-from fedveil.auditing.observing import HeldOut, Observed, Truth, observe, reached, truth_of
+from fedveil.auditing.forecast import both, stages_of
+from fedveil.auditing.observing import observe, reached
 from fedveil.auditing.provenance import provenance
-from fedveil.auditing.result import AttackRun, Cost, Result
-from fedveil.auditing.scoring import RoleScore, attack_run, images_of, rows_of
-from fedveil.auditing.sentences import at_most
+from fedveil.auditing.scoring import images_of
 from fedveil.auditing.settings import AuditSettings
 from fedveil.auditing.store import Store
-from fedveil.auditing.threat_model import Attempted, assumptions, attacked_words, not_given, not_tried, protocol_words
-from fedveil.auditing.training import Trained, train_both
-from fedveil.auditing.verdict import judge
+from fedveil.auditing.training import train_both
 from fedveil.auditing.workshop import Workshop
 from fedveil.clients.engine import Backend
 from fedveil.defenses.base import Defense
 from fedveil.defenses.chain import Chain
-from fedveil.errors import FedveilError
-from fedveil.federation.exposure import exposures
 from fedveil.federation.observers import Watch
-from fedveil.federation.perturbation import perturbation
 from fedveil.federation.progress import watch_with
-from fedveil.federation.rehearsal import dry_step
-from fedveil.federation.run import Run, engine_for, federate
-from fedveil.federation.settings import Federation, FederationSettings
-from fedveil.federation.steps import Plan
-from fedveil.leakage.truths import Truths
-from fedveil.ledger.picking import most_picked
+from fedveil.federation.settings import FederationSettings
 from fedveil.progress import Meter, style_for
-from fedveil.registry import attacks as attack_registry
-from fedveil.tasks.client_labels import ClientLabels
-from fedveil.tasks.task import Task, client_labels
+from fedveil.tasks.task import Task
 from fedveil.workers import Workers, opened
 
 
@@ -82,16 +62,20 @@ def audit(
     workers: so many processes, or those of a pool, train FedAvg's clients and attack.
     progress: show stages and the time left; by default on a terminal and in a notebook only, and not beside a `watch`.
     """
-    experiment = task if isinstance(task, Experiment) else Experiment(
-        task=task,
-        defense=defense,
-        attack=attack,
-        federation=federation or FederationSettings(),
-        audit=settings or AuditSettings(),
-        seed=seed,
-        backend=backend,
-        device=device,
-        trains=train,
+    experiment = (
+        task
+        if isinstance(task, Experiment)
+        else Experiment(
+            task=task,
+            defense=defense,
+            attack=attack,
+            federation=federation or FederationSettings(),
+            audit=settings or AuditSettings(),
+            seed=seed,
+            backend=backend,
+            device=device,
+            trains=train,
+        )
     )
     with ExitStack() as stack:
         pool = stack.enter_context(opened(workers))

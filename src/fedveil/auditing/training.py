@@ -12,7 +12,6 @@ from fedveil.auditing.keys import training_key
 from fedveil.auditing.store import Entry, Wanted
 from fedveil.auditing.workshop import Workshop
 from fedveil.clients.engine import Tensors
-from fedveil.defenses.chain import Chain
 from fedveil.federation.checkpoint import configuration
 from fedveil.federation.history import RoundRecord, Utility
 from fedveil.federation.run import Prepared, Run, train
@@ -123,5 +122,3 @@ def both(shop: Workshop) -> tuple[Trained | None, Trained | None]:
         return trained(shop, shop.plain, "training", later), None
     bare = trained(shop, shop.plain, "training without a defense")
     return bare, trained(shop, shop.defended, f"training under {chain}", later)
-
-

@@ -10,7 +10,7 @@ from fedveil.auditing.experiment import Experiment
 from fedveil.auditing.store import Store
 from fedveil.defenses.chain import Chain
 from fedveil.federation.observers import Watch
-from fedveil.federation.run import Prepared, prepare
+from fedveil.federation.run import Prepared
 from fedveil.leakage.modality import Modality
 from fedveil.progress import Report
 from fedveil.tasks.layout import Layout
