@@ -16,17 +16,17 @@ from fedveil.attacks.lab import Lab
 from fedveil.attacks.running import run_on
 from fedveil.attacks.scene import LocalSteps, Scene
 from fedveil.auditing.keys import attack_key, content_key, described, described_chain, of_public, of_tensors, of_updates
-from fedveil.auditing.observing import HeldOut, Observed, Truth
 from fedveil.auditing.roles import Role
 from fedveil.auditing.scoring import REVISION, RoleScore, score_finding, score_given
 from fedveil.auditing.store import Entry, Wanted
-from fedveil.auditing.workshop import Workshop
+from fedveil.auditing.workshop import Case
 from fedveil.defenses.chain import Chain
 from fedveil.defenses.updates import Updates, with_gradient
 from fedveil.errors import FedveilError
 from fedveil.leakage.truths import Truths
 from fedveil.progress import Report
 from fedveil.streams import Streams
+from fedveil.tasks.examples import Examples
 from fedveil.tasks.fingerprint import fingerprint
 from fedveil.tree import Tree, per_client
 
@@ -53,7 +53,7 @@ def scenes_by_role(
     if chain.defenses or undefended is None:
         if attackers in ("both", "naive"):
             found["naive"] = scene
-        if chain.defenses and attackers in ("both", "adaptive") and states_any_knowledge(chain):
+        if chain.defenses and attackers in ("both", "adaptive") and chain.states_knowledge:
             found["adaptive"] = replace(scene, chain=chain)
     bare = undefended if undefended is not None else scene.updates
     noise = noise_like(bare.gradient, scene.streams.fold("floor"))
@@ -61,33 +61,11 @@ def scenes_by_role(
     return found
 
 
-def states_any_knowledge(chain: Chain) -> bool:
-    """Whether a defense of the chain says what an attacker who knows it would do."""
-    return len(chain.without_knowledge) < len(chain.defenses)
-
-
 def noise_like(update: Tree, streams: Streams) -> Tree:
     """Noise with each victim's norm: what is left of an update that says nothing."""
     noise = update.map(streams.normal_like)
     scale = update.norm() / noise.norm().clamp_min(1e-30)
     return noise.map(lambda tensor: tensor * per_client(scale, tensor))
-
-
-def scene_of(shop: Workshop, attack: Attack, observed: Observed, truth: Truth | None) -> Scene:
-    """What an attacker who knows no defense has of the updates of a round."""
-    updates, settings = observed.defended, shop.experiment.audit
-    local = None
-    if updates.kind != "gradient" and settings.local_steps == "unrolled":
-        local = local_steps(updates)
-    return Scene(
-        public=shop.public,
-        updates=updates,
-        streams=Streams.seeded(shop.experiment.seed, range(updates.count), "attack", observed.round),
-        labels=observed.labels if "labels" in attack.needs else None,
-        local=local,
-        candidates=truth.candidates if truth is not None and "candidates" in attack.needs else None,
-        bench=shop.bench(),
-    )
 
 
 def local_steps(updates: Updates) -> LocalSteps:
@@ -104,7 +82,7 @@ def local_steps(updates: Updates) -> LocalSteps:
 # ---- fit ---------------------------------------------------------------------------------------------------
 
 
-def fitted(shop: Workshop, attack: Attack, lab: Lab) -> tuple[Fitted, str]:
+def fitted(case: Case, attack: Attack, lab: Lab) -> tuple[Fitted, str]:
     """What an attack learned before it sees a victim, and the key of that. None where it learns nothing."""
     if type(attack).fit is Attack.fit:
         return None, ""
@@ -117,8 +95,8 @@ def fitted(shop: Workshop, attack: Attack, lab: Lab) -> tuple[Fitted, str]:
         model=of_updates(lab.model),
         chain=described_chain(lab.chain),
         auxiliary=None if auxiliary is None else _of_examples(auxiliary),
-        seed=shop.experiment.seed,
-        backend=shop.experiment.backend,
+        seed=case.seed,
+        backend=case.bench.backend,
     )
 
     def make(folder: Path | None) -> Fitted:
@@ -128,10 +106,10 @@ def fitted(shop: Workshop, attack: Attack, lab: Lab) -> tuple[Fitted, str]:
         return learned  # type: ignore[no-any-return]
 
     about = f"{attack.name} learned from {len(auxiliary) if auxiliary else 0} auxiliary examples under {lab.chain}"
-    return shop.store.keep("fit", Wanted(key, about), _FittedForm(), make), key
+    return case.store.keep("fit", Wanted(key, about), _FittedForm(), make), key
 
 
-def lab_of(shop: Workshop, scene: Scene, held_out: HeldOut) -> Lab:
+def lab_of(case: Case, scene: Scene, auxiliary: Examples | None) -> Lab:
     """Where an attacker may learn what it knows of the defense: with the global model, and without any victim."""
     before = scene.updates.before.rows([0])
     model = replace(
@@ -140,8 +118,8 @@ def lab_of(shop: Workshop, scene: Scene, held_out: HeldOut) -> Lab:
         message=before.map(lambda tensor: tensor.new_zeros(tensor.shape)),
         buffers=scene.updates.buffers.rows([0]),
     )
-    streams = Streams.seeded(shop.experiment.seed, [0], "lab")
-    return Lab(scene.public, model, held_out.auxiliary, streams, scene.chain)
+    streams = Streams.seeded(case.seed, [0], "lab")
+    return Lab(scene.public, model, auxiliary, streams, scene.chain)
 
 
 def _of_examples(examples: Any) -> str:
@@ -174,7 +152,7 @@ class Attacked:
 
 
 def attacked(
-    shop: Workshop, attack: Attack, scenes: Mapping[Role, Scene], held_out: HeldOut | None, report: Report | None
+    case: Case, attack: Attack, scenes: Mapping[Role, Scene], held_out: HeldOut | None, report: Report | None
 ) -> dict[Role, Attacked]:
     """The findings of all roles; those that are not in the store are run together."""
     learned = {
@@ -183,15 +161,14 @@ def attacked(
     keys = {role: attack_key(attack, scene, learned[role][1]) for role, scene in scenes.items()}
 
     def make(missing: list[Role], folder: Path | None) -> dict[Role, Finding]:
-        bench = replace(shop.bench(report), scratch=folder)
+        bench = replace(case.bench, report=report, scratch=folder)
         return run_on(attack, {r: scenes[r] for r in missing}, {r: learned[r][0] for r in missing}, bench)
 
-    task = shop.task
     wanted = {
-        role: Wanted(key, f"{attack.name}, {role}, {task.name}, {task.model_name}, {scenes[role].count} updates")
+        role: Wanted(key, f"{attack.name}, {role}, {case.name}, {scenes[role].count} updates")
         for role, key in keys.items()
     }
-    found = shop.store.keep_all("attack", wanted, _FindingForm(), make)
+    found = case.store.keep_all("attack", wanted, _FindingForm(), make)
     return {role: Attacked(found[role], keys[role]) for role in scenes}
 
 
@@ -230,33 +207,33 @@ class _FindingForm:
 # ---- score -------------------------------------------------------------------------------------------------
 
 
-def scored(shop: Workshop, attack: Attack, found: Mapping[Role, Attacked], truths: Truths) -> list[RoleScore]:
+def scored(case: Case, attack: Attack, found: Mapping[Role, Attacked], truths: Truths) -> list[RoleScore]:
     """The scores of all roles, each on its own."""
     scores = []
     for role, each in found.items():
-        key = _score_key(shop, truths, [described(attack), role, each.key])
-        about = f"{attack.name}, {role}, {shop.task.name}, {shop.task.model_name}"
+        key = _score_key(case, truths, [described(attack), role, each.key])
+        about = f"{attack.name}, {role}, {case.name}"
 
         def make(folder: Path | None, role: Role = role, each: Attacked = each) -> RoleScore:
-            return score_finding(attack.name, role, each.finding, truths, shop.modality)
+            return score_finding(attack.name, role, each.finding, truths, case.modality)
 
-        scores.append(shop.store.keep("score", Wanted(key, about), _ScoreForm(), make))
+        scores.append(case.store.keep("score", Wanted(key, about), _ScoreForm(), make))
     return scores
 
 
-def scored_given(shop: Workshop, role: Role, inputs: Tensor, truths: Truths) -> RoleScore:
+def scored_given(case: Case, role: Role, inputs: Tensor, truths: Truths) -> RoleScore:
     """The score of inputs that no attack made."""
-    key = _score_key(shop, truths, [role, of_tensors({"inputs": inputs})])
-    about = f"{role}, {shop.task.name}"
-    return shop.store.keep(
-        "score", Wanted(key, about), _ScoreForm(), lambda folder: score_given(role, inputs, truths, shop.modality)
+    key = _score_key(case, truths, [role, of_tensors({"inputs": inputs})])
+    about = f"{role}, {case.name}"
+    return case.store.keep(
+        "score", Wanted(key, about), _ScoreForm(), lambda folder: score_given(role, inputs, truths, case.modality)
     )
 
 
-def _score_key(shop: Workshop, truths: Truths, found: list[Any]) -> str:
+def _score_key(case: Case, truths: Truths, found: list[Any]) -> str:
     given = {name: getattr(truths, name) for name in ("originals", "labels", "seen", "distractors", "place")}
     return content_key(
-        "score", found=found, truths=of_tensors(given), modality=shop.modality.described(), revision=REVISION
+        "score", found=found, truths=of_tensors(given), modality=case.modality.described(), revision=REVISION
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from fedveil.attacks.base import Attack
 from fedveil.auditing.experiment import Experiment
-from fedveil.auditing.roles import states_any_knowledge
 from fedveil.auditing.settings import AuditSettings
 from fedveil.errors import FedveilError
 from fedveil.leakage.modality import Modality
@@ -18,7 +17,7 @@ def check_experiment(experiment: Experiment, task: Task, modality: Modality) -> 
     _check_rounds(experiment)
     if settings.candidates < 2:
         raise FedveilError("an image cannot be told from others with 1 candidate: use at least 2 (candidates)")
-    if settings.attackers == "adaptive" and chain.defenses and not states_any_knowledge(chain):
+    if settings.attackers == "adaptive" and chain.defenses and not chain.states_knowledge:
         raise FedveilError(
             f"{chain} does not say what an attacker who knows it would do: give its class `knowledge`, or attack with "
             "attackers='naive'"

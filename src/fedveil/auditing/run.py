@@ -1,6 +1,6 @@
 """`audit`: train under a defense, attack what was shared, show what leaked and what it cost.
 
-The stages: train -> observe -> fit -> attack in every role -> score -> judge. Each but the last is kept in a store.
+The stages: train → observe → fit → attack in every role → score → judge. Each but the last is kept in a store.
 """
 
 from __future__ import annotations
@@ -10,27 +10,39 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 from fedveil.attacks.base import Attack
 from fedveil.auditing.audit_result import AuditResult
 from fedveil.auditing.cost import measure_cost
+from fedveil.auditing.defense_card import defense_card
 from fedveil.auditing.experiment import Experiment
+from fedveil.auditing.evidence import Evidence, gather
 from fedveil.auditing.forecast import both, stages_of
+from fedveil.auditing.judgment import Terms
 from fedveil.auditing.observing import observe, reached
 from fedveil.auditing.provenance import provenance
-from fedveil.auditing.scoring import images_of
+from fedveil.auditing.result import Result, Verdict
+from fedveil.auditing.scoring import images_of, rows_of
+from fedveil.auditing.sentences import at_most
 from fedveil.auditing.settings import AuditSettings
 from fedveil.auditing.store import Store
-from fedveil.auditing.training import train_both
+from fedveil.auditing.threat_model import Attempted, assumptions, attacked_words, not_given, not_tried, protocol_words
+from fedveil.auditing.training import Trained, train_both
+from fedveil.auditing.verdict import judge
 from fedveil.auditing.workshop import Workshop
 from fedveil.clients.engine import Backend
 from fedveil.defenses.base import Defense
 from fedveil.defenses.chain import Chain
+from fedveil.federation.exposure import ledger_of
 from fedveil.federation.observers import Watch
+from fedveil.federation.perturbation import perturbation
 from fedveil.federation.progress import watch_with
 from fedveil.federation.settings import FederationSettings
+from fedveil.ledger.picking import most_picked
+from fedveil.ledger.statement import Statement
 from fedveil.progress import Meter, style_for
-from fedveil.tasks.task import Task
+from fedveil.tasks.task import Task, client_labels
 from fedveil.workers import Workers, opened
 
 
@@ -58,17 +70,17 @@ def audit(
         update is.
     settings: which updates are attacked and how they are judged.
     store: a folder where the stages keep what they come to. An audit that was stopped goes on from there; another one
-        with the same store computes nothing again that this one did. It holds victims' data, for your eyes only.
+        with the same store computes nothing again that this one did. It holds victims' data: only you may enter it.
     workers: so many processes, or those of a pool, train FedAvg's clients and attack.
     progress: show stages and the time left; by default on a terminal and in a notebook only, and not beside a `watch`.
     """
-    experiment = (
-        task
-        if isinstance(task, Experiment)
-        else Experiment(
+    if isinstance(task, Experiment):
+        experiment = task
+    else:
+        experiment = Experiment(
             task=task,
-            defense=defense,
-            attack=attack,
+            defense=defense if isinstance(defense, list | tuple) else (defense,),
+            attack=attack if isinstance(attack, list | tuple) else (attack,),
             federation=federation or FederationSettings(),
             audit=settings or AuditSettings(),
             seed=seed,
@@ -76,7 +88,6 @@ def audit(
             device=device,
             trains=train,
         )
-    )
     with ExitStack() as stack:
         pool = stack.enter_context(opened(workers))
         if watch is None or progress:
@@ -88,24 +99,72 @@ def audit(
 def run_audit(shop: Workshop, command: str) -> AuditResult:
     """All stages of an audit whose experiment was checked."""
     started, begun = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), time.perf_counter()
+    config = shop.experiment.described()
     if shop.watch.plan:
         shop.watch.plan(stages_of(shop.experiment))
-    config = shop.experiment.described()  # as it was asked for
     if 1 in shop.experiment.audit.rounds:
         observe(shop, 1, None)  # what is wrong with a victim's data shows before anything is trained
     bare, defended = train_both(shop)
     shop, missed = reached(shop, defended or bare)
     evidence = gather(shop, defended or bare)
+
     shop.tell("judging")
     cost = measure_cost(shop.task, bare.run if bare else None, defended.run if defended else None)
-    result = judged(shop, evidence, cost, config, _history(defended))
-    about = provenance(
-        command=command,
-        config=config,
-        seed=shop.experiment.seed,
-        hashes={"data": shop.task.data_hash, "model": shop.task.model_hash},
-        started=started,
-        seconds=time.perf_counter() - begun,
+    promised = promise(shop, defended)
+    among = evidence.among
+    most = most_picked(promised, shop.exposures[0], among)
+    rows = rows_of(evidence.scores, evidence.truths, shop.modality, bound=most)
+    terms = Terms(shop.experiment.audit, shop.modality, among, config, tuple(shop.chain.without_knowledge))
+    verdict = judge(rows, cost, promised.sentence + at_most(most, among), terms)
+    document = describe(shop, evidence, verdict, promised)
+    result = Result(
+        **document,
+        rows=rows,
+        cost=cost,
+        provenance=provenance(
+            command=command,
+            config=config,
+            seed=shop.experiment.seed,
+            hashes={"data": shop.task.data_hash, "model": shop.task.model_hash},
+            started=started,
+            seconds=time.perf_counter() - begun,
+        ),
     )
-    whole = result.model_copy(update={"provenance": about, "not_tried": missed + result.not_tried})
-    return AuditResult(whole, images_of(evidence.scores, evidence.truths, shop.modality))
+    if missed:
+        result = result.model_copy(update={"not_tried": missed + result.not_tried})
+    return AuditResult(result, images_of(evidence.scores, evidence.truths, shop.modality))
+
+
+def promise(shop: Workshop, defended: Trained | None) -> Statement:
+    """What the defense promises over what really happened; without training, over the attacked updates."""
+    if defended is None or not shop.chain.defenses:
+        return shop.planned
+    return ledger_of(shop.task, shop.experiment.federation, shop.chain, defended.run.history).statement()
+
+
+def describe(shop: Workshop, evidence: Evidence, verdict: Verdict, promised: Statement) -> dict[str, Any]:
+    """The parts of a result that say what was attacked, how, and under what."""
+    task, experiment, truths = shop.task, shop.experiment, evidence.truths
+    federation, settings = experiment.federation, experiment.audit
+    some = evidence.observed[0]
+    moved = perturbation([(truths.originals.flatten(0, 1), truths.seen.flatten(0, 1))], shop.normalization)
+    tried = tuple(each.name for each in experiment.attacks)
+    linking = any(each.question == "link" for each in experiment.attacks)
+    labels = tuple(each.labels_from for each in experiment.attacks if each.labels_from)
+    attempted = Attempted(tried, labels, evidence.among if linking else None)
+    return {
+        "data": task.name,
+        "model": task.model_name,
+        "protocol": protocol_words(task, federation),
+        "attacked": attacked_words(task, federation, settings),
+        "label_names": list(task.label_names),
+        "clients": client_labels(task),
+        "defense": defense_card(shop.chain, promised, some.undefended.gradient, some.defended.gradient, moved),
+        "verdict": verdict,
+        "candidates": evidence.among,
+        "judges": shop.judges,
+        "attacks": evidence.runs,
+        "assumptions": assumptions(task, shop.chain, attempted, federation, settings),
+        "not_given": not_given(task, attempted),
+        "not_tried": evidence.skipped + not_tried(shop.chain, attempted, federation, settings),
+    }

@@ -21,6 +21,7 @@ class AuditSettings:
     rounds: tuple[Count, ...] = (1,)  # at whose start the updates are computed
     local_steps: Literal["unrolled", "pseudo-gradient"] = "unrolled"  # how FedAvg updates are attacked
     attackers: Literal["both", "naive", "adaptive"] = "both"
+    link: bool = True  # ask, too, whether updates can be linked to known examples: seconds, and no picture is needed
     candidates: Count = 100  # the original and its distractors, from which an attacker picks
     reference: Literal["trained", "none"] = "trained"  # compare by a classifier of the task's own data, too
     lpips: Literal["none", "alex", "vgg"] = "none"  # needs weight files, see `fedveil.leakage.lpips`

@@ -112,7 +112,7 @@ class _Form:
         return Trained(self.key, run, starts)
 
 
-def both(shop: Workshop) -> tuple[Trained | None, Trained | None]:
+def train_both(shop: Workshop) -> tuple[Trained | None, Trained | None]:
     """The runs without the defense and with it, as far as they are asked for. Attacked is the latter, if there is one."""
     if not shop.experiment.trains:
         return None, None

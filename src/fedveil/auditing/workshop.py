@@ -3,20 +3,37 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Self
 
-from fedveil.attacks.scene import Public, Workbench
+from fedveil.attacks.scene import Public, Scene, Workbench
 from fedveil.auditing.experiment import Experiment
+from fedveil.auditing.requirements import check_experiment
+from fedveil.auditing.settings import AuditSettings
 from fedveil.auditing.store import Store
 from fedveil.defenses.chain import Chain
+from fedveil.defenses.guarantee import ONE_EXAMPLE, Exposure
+from fedveil.federation.exposure import exposures
 from fedveil.federation.observers import Watch
-from fedveil.federation.run import Prepared
+from fedveil.federation.run import Prepared, prepare
+from fedveil.leakage.modalities import modality
 from fedveil.leakage.modality import Modality
-from fedveil.progress import Report
-from fedveil.tasks.layout import Layout
-from fedveil.tasks.normalization import Normalization
+from fedveil.ledger.statement import Statement, statement
 from fedveil.tasks.task import Task
 from fedveil.workers import Workers
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """What attackers and the judge need, wherever the updates come from: an audit's own training, or captures."""
+
+    name: str  # "digits, mlp": for people
+    public: Public
+    modality: Modality
+    settings: AuditSettings
+    store: Store
+    bench: Workbench
+    seed: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,39 +42,76 @@ class Workshop:
 
     experiment: Experiment
     task: Task
-    modality: Modality
-    normalization: Normalization
-    store: Store
-    workers: Workers
+    case: Case
+    judges: list[str]  # a sentence on each network that compares examples
     watch: Watch
     plain: Prepared  # without the defense
     defended: Prepared  # under the defense; the same where there is none
 
     @classmethod
-    def open(cls, experiment: Experiment, task: Task, store: Store, workers: Workers, watch: Watch) -> Self:
+    def open(cls, experiment: Experiment, store: Store, workers: Workers, watch: Watch) -> Self:
         """Check and prepare all that can be, before anything is trained or attacked."""
-        raise NotImplementedError
-
-    @property
-    def public(self) -> Public:
-        """What every attacker knows of the task."""
-        task = self.task
-        layout = Layout(self.modality.name, task.shape, self.normalization.box())
-        return Public(task.model, task.loss, layout, task.classes)
+        task, kind = experiment.build_task(), modality("pictures")
+        check_experiment(experiment, task, kind)
+        plain = prepare(
+            task,
+            Chain(),
+            experiment.federation,
+            seed=experiment.seed,
+            backend=experiment.backend,
+            device=experiment.device,
+            workers=workers if experiment.trains and experiment.federation.protocol == "fedavg" else 1,
+        )
+        defended = plain.under(experiment.chain) if experiment.defense else plain
+        equipped, judges = kind.equipped(task, experiment.audit.tools)
+        case = Case(
+            name=f"{task.name}, {task.model_name}",
+            public=Public(task.model, task.loss, equipped.layout(task.shape), task.classes),
+            modality=equipped,
+            settings=experiment.audit,
+            store=store,
+            bench=Workbench(backend=experiment.backend, workers=workers),
+            seed=experiment.seed,
+        )
+        shop = cls(experiment, task, case, judges, watch, plain, defended)
+        shop.check_attacks()
+        return shop
 
     @property
     def chain(self) -> Chain:
         """The defense."""
         return self.experiment.chain
 
+    @property
+    def store(self) -> Store:
+        """Where stages keep what they come to."""
+        return self.case.store
+
+    @property
+    def modality(self) -> Modality:
+        """The kind of data."""
+        return self.case.modality
+
+    @cached_property
+    def exposures(self) -> list[Exposure]:
+        """What a client sends by plan; without training, one update for each attacked round."""
+        alone = None if self.experiment.trains else len(self.experiment.audit.rounds)
+        return exposures(self.task, self.experiment.federation, rounds=alone)
+
+    @cached_property
+    def planned(self) -> Statement:
+        """What is promised by plan."""
+        return statement(self.chain, self.exposures)
+
+    @property
+    def one_example(self) -> bool:
+        """Whether a formal guarantee of the defense is for one training example."""
+        return any(guarantee.protects == ONE_EXAMPLE for _, guarantee in self.planned.holding)
+
     def tell(self, line: str) -> None:
         """Say which stage starts."""
         if self.watch.stage:
             self.watch.stage(line)
-
-    def bench(self, report: Report | None = None) -> Workbench:
-        """What attacks run with."""
-        return Workbench(backend=self.experiment.backend, workers=self.workers, report=report)
 
     def with_rounds(self, rounds: list[int]) -> Self:
         """The same, attacking other rounds."""

@@ -256,6 +256,11 @@ class Chain:
         return known
 
     @property
+    def states_knowledge(self) -> bool:
+        """Whether any defense says what an attacker who knows it would do."""
+        return len(self.without_knowledge) < len(self.defenses)
+
+    @property
     def without_knowledge(self) -> tuple[str, ...]:
         """The names of the defenses that do not say what an attacker who knows them would do."""
         return tuple(defense.name for defense in self.defenses if not states_knowledge(defense))

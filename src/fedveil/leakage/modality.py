@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from fedveil.leakage.truths import Truths
     from fedveil.tasks.examples import Examples
+    from fedveil.tasks.layout import Layout
     from fedveil.tasks.task import Task
 
 LINKED = "linked"  # the metric of every link test, whatever the data: it compares updates
@@ -70,6 +71,10 @@ class Modality(ABC):
 
         tools: by name, such as "reference": "trained"; what a modality does not know it does not use.
         """
+
+    @abstractmethod
+    def layout(self, shape: tuple[int, ...]) -> Layout:
+        """What an attacker knows of the form of inputs of this shape."""
 
     def described(self) -> dict[str, Any]:
         """All that scores depend on beside what is scored: part of the key under which they are kept."""

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from fedveil.leakage.lpips import Net
     from fedveil.leakage.truths import Truths
     from fedveil.tasks.examples import Examples
+    from fedveil.tasks.layout import Layout
     from fedveil.tasks.normalization import Normalization
     from fedveil.tasks.task import Task
 
@@ -102,6 +103,12 @@ class Pictures(Modality):
             made = replace(made, lpips=load(cast("Net", net)))
             words.append(f"LPIPS is computed with the {net} network; small images are enlarged to 64 pixels.")
         return made, words
+
+    def layout(self, shape: tuple[int, ...]) -> Layout:
+        """Pixels between 0 and 1, normalized."""
+        from fedveil.tasks.layout import Layout
+
+        return Layout(self.name, shape, self.to_pixels.box())
 
     def described(self) -> dict[str, Any]:
         """The normalization, and the content of the networks."""
