@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict
 
 from fedveil.errors import FedveilError
 from fedveil.fields import problems
-from fedveil.tasks.holdings import Holdings
+from fedveil.tasks.client_labels import ClientLabels
 
 # Who reconstructs: the attacker without a defense in the way (ceiling); one who does not know the defense (naive);
 # one who does (adaptive); the attack given noise in place of the update, and the mean training image (floors); and
@@ -188,7 +188,7 @@ class Result(Document):
     protocol: str  # "FedSGD, 4 clients, batch 8"
     attacked: str = ""  # "16 updates of one image each, at the untrained model"
     label_names: list[str] = []  # of the classes, where they have names
-    holdings: Holdings | None = None  # who holds what; None in results of versions that did not keep it
+    holdings: ClientLabels | None = None  # who holds what; None in results of versions that did not keep it
     defense: DefenseCard
     verdict: Verdict
     rows: list[Row]

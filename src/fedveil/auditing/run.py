@@ -46,7 +46,7 @@ from fedveil.ledger.statement import statement
 from fedveil.ownership import owned
 from fedveil.progress import Meter, style_for
 from fedveil.registry import attacks as attack_registry
-from fedveil.tasks.task import Task, holdings
+from fedveil.tasks.task import Task, client_labels
 from fedveil.workers import Workers, opened
 
 
@@ -151,7 +151,7 @@ def _audit(asked: Asked, watch: Watch, command: str, workers: Workers) -> Outcom
         protocol=protocol_words(task, federation),
         attacked=attacked_words(task, federation, settings),
         label_names=list(task.label_names),
-        holdings=holdings(task),
+        holdings=client_labels(task),
         defense=defense_card(asked.chain, promised, some.undefended, some.defended, moved),
         verdict=verdict,
         rows=rows,

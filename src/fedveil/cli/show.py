@@ -11,9 +11,9 @@ from fedveil.cli.config import Config
 from fedveil.cli.options import Given
 from fedveil.registry import datasets
 from fedveil.report.clients import check_picture_path, facts, write_picture
-from fedveil.tasks.holdings import Holdings
+from fedveil.tasks.client_labels import ClientLabels
 from fedveil.tasks.own_files import is_reference
-from fedveil.tasks.task import holdings_of
+from fedveil.tasks.task import client_labels_of
 
 MOST_LINES = 40
 
@@ -26,7 +26,7 @@ def show(name: str, values: dict[str, Any], out: Path | None, *, as_json: bool) 
         datasets.parse(name)  # a wrong name is told as such, not as the option that it is elsewhere
     config = Config.read("audit", Given({**values, "task.data": name}, None, False))
     task = config.task
-    held = holdings_of(
+    held = client_labels_of(
         task.data,
         clients=task.clients,
         split=task.split,
@@ -53,10 +53,10 @@ def show(name: str, values: dict[str, Any], out: Path | None, *, as_json: bool) 
         print("\nToo many for a table here: --out FILE.html draws them, --json lists them")
 
 
-def table(held: Holdings, width: int) -> list[str]:
+def table(held: ClientLabels, width: int) -> list[str]:
     """Examples of each label and client, whichever of the two ways round fits; nothing where neither does.
 
-    >>> print("\\n".join(table(Holdings(labels=["cat", "dog"], sizes=[9, 3], counts=[[7, 2], [0, 3]]), 80)))
+    >>> print("\\n".join(table(ClientLabels(labels=["cat", "dog"], sizes=[9, 3], counts=[[7, 2], [0, 3]]), 80)))
     label  client 0  1  all
     cat           7  0    7
     dog           2  3    5

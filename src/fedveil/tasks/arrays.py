@@ -65,7 +65,7 @@ def as_labels(value: Any, what: str) -> Tensor:
     return labels.to(torch.int64)
 
 
-def as_label(value: Any, place: int) -> int | Tensor:
+def as_label(value: Any, index: int) -> int | Tensor:
     """The label of one item of a data set: an integer, or an array that holds one, or a row of zeros and ones."""
     if isinstance(value, Tensor | np.ndarray | np.generic):
         tensor = torch.as_tensor(value)
@@ -77,7 +77,7 @@ def as_label(value: Any, place: int) -> int | Tensor:
         return int(value)
     shown = f"shape {tuple(value.shape)} {value.dtype}" if hasattr(value, "shape") else type(value).__name__
     raise FedveilError(
-        f"the label of example {place} must be one whole class number, not {shown}; "
+        f"the label of example {index} must be one whole class number, not {shown}; "
         "for several labels, a row of zeros and ones"
     )
 

@@ -19,8 +19,8 @@ def auroc(scores: Tensor, targets: Tensor) -> float | None:
         positive, negative = int(truth.sum()), int((~truth).sum())
         if positive and negative:
             # Ranks from 1, equal scores share the mean of theirs: the Mann-Whitney statistic.
-            _, place, counts = torch.unique(column, return_inverse=True, return_counts=True)
-            ranks = (counts.cumsum(0) - (counts.double() - 1) / 2)[place]
+            _, group, counts = torch.unique(column, return_inverse=True, return_counts=True)
+            ranks = (counts.cumsum(0) - (counts.double() - 1) / 2)[group]
             above = ranks[truth].sum() - positive * (positive + 1) / 2
             areas.append(float(above / (positive * negative)))
     return sum(areas) / len(areas) if areas else None

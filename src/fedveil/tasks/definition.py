@@ -13,11 +13,11 @@ from torch.nn import functional
 
 from fedveil.errors import FedveilError, printable
 from fedveil.tasks.arrays import check_not_one_hot
-from fedveil.tasks.check import Loss, check_fit, check_model, floating_type
 from fedveil.tasks.examples import Examples
 from fedveil.tasks.fingerprint import fingerprint
 from fedveil.tasks.inputs import leaf, leaves
 from fedveil.tasks.limits import limited
+from fedveil.tasks.model_check import Loss, check_fit, check_model, floating_type
 from fedveil.tasks.normalization import Normalization
 from fedveil.tasks.own_data import OwnData, Reader
 from fedveil.tasks.partition import IID, Partition, partitions
@@ -68,7 +68,7 @@ class Task:
     train: Examples
     validation: Examples | None
     test: Examples
-    clients: tuple[Tensor, ...]  # one per client: places in `train`
+    clients: tuple[Tensor, ...]  # one per client: indices in `train`
     classes: int | None  # None where the output is not one score per class, as with several labels at once
     label_names: tuple[str, ...]  # of the classes, or of the labels that an example may have
     shape: tuple[int, ...]  # of one input, or of its part `perturb` (else the first part)
@@ -161,7 +161,7 @@ class Task:
 def shared_out(
     own: OwnData, clients: int | Sequence[Any], partition: Partition, seed: int, limit: int | None
 ) -> tuple[Parts, tuple[Tensor, ...]]:
-    """The examples, no more than the limit allows, and the places of every client in the training part."""
+    """The examples, no more than the limit allows, and the indices of every client in the training part."""
     parts, members = own.parts, own.clients
     if members is not None and partition != IID():
         raise FedveilError("which examples each client has is given: leave the partition out")

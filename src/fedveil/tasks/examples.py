@@ -30,7 +30,7 @@ class Examples(ABC):
 
     Labels are class numbers; where an example has any number of labels, a row of zeros and ones says which; of running
     text they are the tokens themselves.
-    A subset is a view: it holds the places of its examples in the source, not the examples.
+    A subset is a view: it holds the indices of its examples in the source, not the examples.
 
     A batch is converted when it is read. uint8 means pixels 0 to 255 and becomes floating in [0, 1]. Floating values
     become the `dtype` of the model. Other integers (token numbers) are left as they are. A normalization comes last.
@@ -42,7 +42,7 @@ class Examples(ABC):
 
     def __init__(self, labels: Tensor, normalization: Normalization | None = None) -> None:
         self._source_labels = self.labels = labels
-        self._rows = torch.arange(len(labels))  # places in the source
+        self._rows = torch.arange(len(labels))  # indices in the source
         self._normalization = normalization  # of pixels; None where inputs are what the model takes
 
     def __len__(self) -> int:
@@ -59,10 +59,10 @@ class Examples(ABC):
         return self.labels.dim() == 2 and not self.labels.is_floating_point()
 
     def batch(self, indices: Tensor | Sequence[int]) -> tuple[Inputs, Tensor]:
-        """Model inputs and targets (`labels`) of the examples at these places."""
-        places = torch.as_tensor(indices, dtype=torch.int64)
-        targets = self.labels[places]
-        inputs = map_inputs(self._model_values, self._read(self._rows[places]))
+        """Model inputs and targets (`labels`) of the examples at these indices."""
+        chosen = torch.as_tensor(indices, dtype=torch.int64)
+        targets = self.labels[chosen]
+        inputs = map_inputs(self._model_values, self._read(self._rows[chosen]))
         return inputs, targets.to(self.dtype) if targets.is_floating_point() else targets
 
     def batches(self, size: int = 256) -> Iterator[tuple[Inputs, Tensor]]:
@@ -71,7 +71,7 @@ class Examples(ABC):
             yield self.batch(range(start, min(start + size, len(self))))
 
     def subset(self, indices: Tensor | Sequence[int]) -> Self:
-        """The examples at these places, in that order."""
+        """The examples at these indices, in that order."""
         made = copy.copy(self)  # shares the source, whose checks and hash are done
         made._rows = self._rows[torch.as_tensor(indices, dtype=torch.int64)]
         made.labels = self._source_labels[made._rows]
@@ -85,7 +85,7 @@ class Examples(ABC):
 
     @abstractmethod
     def _read(self, rows: Tensor) -> Inputs:
-        """The inputs at these places of the source, as they are stored."""
+        """The inputs at these indices of the source, as they are stored."""
 
     def _model_values(self, tensor: Tensor) -> Tensor:
         if tensor.dtype != torch.uint8 and not tensor.is_floating_point():
@@ -144,14 +144,14 @@ class FileExamples(Examples):
     def _read(self, rows: Tensor) -> Inputs:
         if not len(rows):
             return torch.empty(0, *self._images.shape[1:], dtype=torch.uint8)
-        return torch.stack([self._picture(place) for place in rows.tolist()])
+        return torch.stack([self._picture(index) for index in rows.tolist()])
 
-    def _picture(self, place: int) -> Tensor:
-        found = self._kept.get(place)
+    def _picture(self, index: int) -> Tensor:
+        found = self._kept.get(index)
         if found is None:
-            found = torch.from_numpy(self._images.read(place).copy())
+            found = torch.from_numpy(self._images.read(index).copy())
             if len(self._kept) < self._room:
-                self._kept[place] = found
+                self._kept[index] = found
         return found
 
 
@@ -171,16 +171,16 @@ class DatasetExamples(Examples):
         labels = []
         total = Fingerprint()
         first: object = None
-        for place in range(_length(dataset)):
-            inputs, label = self._item(place)
+        for index in range(_length(dataset)):
+            inputs, label = self._item(index)
             first = _layout(inputs) if first is None else first
             if _layout(inputs) != first:
                 raise FedveilError(
-                    f"example {place} of the data has {_layout(inputs)}, the first has {first}: "
+                    f"example {index} of the data has {_layout(inputs)}, the first has {first}: "
                     "all must be equal to form batches"
                 )
             for name, tensor in leaves(inputs).items():
-                _check_values(name, tensor, place=place)
+                _check_values(name, tensor, index=index)
                 total.add(name or "input", tensor)
             pixels.add(map_inputs(lambda tensor: tensor[None], inputs))
             labels.append(label)
@@ -200,18 +200,18 @@ class DatasetExamples(Examples):
                     "crops a run could be repeated and resumed"
                 )
 
-    def _item(self, place: int) -> tuple[Inputs, int | Tensor]:
+    def _item(self, index: int) -> tuple[Inputs, int | Tensor]:
         try:
-            item = self._dataset[place]
+            item = self._dataset[index]
         except Exception as error:  # a user's data set may raise anything
-            raise FedveilError(f"reading example {place} of the data failed: {one_line(error, typed=True)}") from error
+            raise FedveilError(f"reading example {index} of the data failed: {one_line(error, typed=True)}") from error
         if not isinstance(item, tuple | list) or len(item) != 2:
             shown = f"{len(item)} things" if isinstance(item, tuple | list) else type(item).__name__
-            raise FedveilError(f"example {place} of the data is {shown}, expected a pair (input, label)")
-        return as_tensors(item[0], f"the input of example {place}"), as_label(item[1], place)
+            raise FedveilError(f"example {index} of the data is {shown}, expected a pair (input, label)")
+        return as_tensors(item[0], f"the input of example {index}"), as_label(item[1], index)
 
     def _read(self, rows: Tensor) -> Inputs:
-        items = [self._item(place)[0] for place in rows.tolist()]
+        items = [self._item(index)[0] for index in rows.tolist()]
         if not items:
             raise FedveilError("an empty batch: give at least one index")
         if isinstance(items[0], Tensor):
@@ -235,14 +235,14 @@ class JoinedExamples(Examples):
 
     def _read(self, rows: Tensor) -> Inputs:
         whose = torch.bucketize(rows, self._ends, right=True)
-        places: list[Tensor] = []
+        indices: list[Tensor] = []
         found: list[dict[str | None, Tensor]] = []
         for number in sorted(set(whose.tolist())):
             mine = (whose == number).nonzero().flatten()
             start = self._ends[number] - len(self._sets[number])
-            places.append(mine)
+            indices.append(mine)
             found.append(leaves(self._sets[number].batch(rows[mine] - start)[0]))
-        back = torch.cat(places).argsort()
+        back = torch.cat(indices).argsort()
         joined = {name: torch.cat([each[name] for each in found])[back] for name in found[0]}
         return joined[None] if None in joined else {str(name): tensor for name, tensor in joined.items()}
 
@@ -250,9 +250,9 @@ class JoinedExamples(Examples):
         return tensor  # the sets have converted it
 
 
-def _check_values(name: str | None, tensor: Tensor, place: int | None = None) -> None:
+def _check_values(name: str | None, tensor: Tensor, index: int | None = None) -> None:
     where = f" '{name}'" if name else ""
-    at = "" if place is None else f" at example {place}"
+    at = "" if index is None else f" at example {index}"
     if tensor.is_floating_point() and not torch.isfinite(tensor).all():
         raise FedveilError(f"the inputs{where} contain NaN or infinity{at}: remove or fill them first")
 

@@ -37,9 +37,9 @@ class ImageFiles:
         """As an array would have it."""
         return len(self.names), self.channels, self.size, self.size
 
-    def read(self, place: int) -> NDArray[np.uint8]:
+    def read(self, index: int) -> NDArray[np.uint8]:
         """One picture."""
-        return read_picture(self.root / self.names[place], self.size, self.channels)
+        return read_picture(self.root / self.names[index], self.size, self.channels)
 
     def sha256(self) -> str:
         """The hash of the files' names and sizes and of how they are read; the contents would take hours."""
@@ -65,7 +65,7 @@ def channel_statistics(images: NDArray[Any] | ImageFiles) -> tuple[tuple[float, 
     count = len(images)
     if isinstance(images, ImageFiles):
         chosen = np.linspace(0, count - 1, min(count, SAMPLED)).astype(int)
-        blocks = (images.read(int(place))[None] for place in chosen)
+        blocks = (images.read(int(index))[None] for index in chosen)
     else:
         blocks = (images[start : start + SAMPLED] for start in range(0, count, SAMPLED))
     channels = images.shape[1]

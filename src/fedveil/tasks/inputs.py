@@ -25,7 +25,7 @@ def leaf(inputs: Inputs, name: str | None) -> Tensor:
 
 
 def with_leaf(inputs: Inputs, name: str | None, value: Tensor) -> Inputs:
-    """The same inputs with another tensor in the named place; the inputs given are left as they are."""
+    """The same inputs with another tensor under that name; the given inputs are left as they are."""
     leaf(inputs, name)
     if isinstance(inputs, Tensor):
         return value
@@ -47,9 +47,9 @@ def count(inputs: Inputs) -> int:
 
 
 def take(inputs: Inputs, index: int | slice | Tensor | Sequence[int]) -> Inputs:
-    """The examples at the given places, of every part."""
-    place = index if isinstance(index, int | slice | Tensor) else list(index)
-    return map_inputs(lambda tensor: tensor[place], inputs)
+    """The examples at the given indices, of every part."""
+    chosen = index if isinstance(index, int | slice | Tensor) else list(index)
+    return map_inputs(lambda tensor: tensor[chosen], inputs)
 
 
 def map_inputs(function: Callable[[Tensor], Tensor], inputs: Inputs) -> Inputs:

@@ -17,7 +17,7 @@ LEAST_HELD_OUT = 256  # fewer would make figures coarse, and save no time
 def limited(
     parts: Parts, clients: tuple[Tensor, ...] | None, limit: int, seed: int
 ) -> tuple[Parts, tuple[Tensor, ...] | None]:
-    """The parts with at most so many training examples, and the places of the clients in them.
+    """The parts with at most so many training examples, and the indices of the clients in them.
 
     Validation and test part are cut to the same share, but not below `LEAST_HELD_OUT` examples. Where it is known
     which client has what, every client keeps its share too.
@@ -29,7 +29,7 @@ def limited(
         return parts, clients
     owners = None
     if clients is not None:
-        owners = torch.repeat_interleave(torch.tensor([len(places) for places in clients])).numpy()
+        owners = torch.repeat_interleave(torch.tensor([len(indices) for indices in clients])).numpy()
     chosen = held[_spread(parts.train.labels[held], limit, seed, "train", owners)].sort().values
     share = limit / len(held)
     small = Parts(
@@ -39,7 +39,7 @@ def limited(
     )
     if clients is None:
         return small, None
-    return small, tuple(_within(places, chosen, number, limit) for number, places in enumerate(clients))
+    return small, tuple(_within(indices, chosen, number, limit) for number, indices in enumerate(clients))
 
 
 def _cut(part: Examples, share: float, seed: int, what: str) -> Examples:
@@ -50,7 +50,7 @@ def _cut(part: Examples, share: float, seed: int, what: str) -> Examples:
 
 
 def _spread(labels: Tensor, count: int, seed: int, what: str, owners: np.ndarray | None = None) -> Tensor:
-    """So many places at random. Each class of each owner has its share, rounded up or down."""
+    """So many indices at random. Each class of each owner has its share, rounded up or down."""
     random = generator(seed, "limit", what)
     order = random.permutation(len(labels))
     keys = [labels.numpy()[order]] if labels.dim() == 1 else []
@@ -62,8 +62,8 @@ def _spread(labels: Tensor, count: int, seed: int, what: str, owners: np.ndarray
     return torch.from_numpy(order[np.minimum(steps, len(labels) - 1)])
 
 
-def _within(places: Tensor, chosen: Tensor, number: int, limit: int) -> Tensor:
-    kept = places[torch.isin(places, chosen)]
+def _within(indices: Tensor, chosen: Tensor, number: int, limit: int) -> Tensor:
+    kept = indices[torch.isin(indices, chosen)]
     if not len(kept):
-        raise FedveilError(f"limit {limit} leaves client {number} without an example: it has {len(places)}, use more")
+        raise FedveilError(f"limit {limit} leaves client {number} without an example: it has {len(indices)}, use more")
     return torch.searchsorted(chosen, kept)

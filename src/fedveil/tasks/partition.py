@@ -24,7 +24,7 @@ class Partition(ABC):
 
     @abstractmethod
     def divide(self, labels: Tensor, clients: int, seed: int) -> list[Tensor]:
-        """One int64 tensor of places per client: disjoint, none empty. `labels` are those of the training part."""
+        """One int64 tensor of indices per client: disjoint, none empty. `labels` are those of the training part."""
 
     def assign(self, labels: Tensor, clients: int, seed: int) -> tuple[Tensor, ...]:
         """`divide` after checking that every client can have an example."""
@@ -62,17 +62,17 @@ class Dirichlet(Partition):
         for _ in range(100):
             parts: list[list[np.ndarray]] = [[] for _ in range(clients)]
             for value in np.unique(classes):
-                places = random.permutation(np.flatnonzero(classes == value))
+                indices = random.permutation(np.flatnonzero(classes == value))
                 shares = random.dirichlet(np.full(clients, self.alpha))
                 # With a tiny alpha the shares can come out as not a number: then one client has the whole class.
                 if not np.isfinite(shares).all():
                     shares = np.eye(clients)[random.integers(clients)]
-                cuts = np.rint(shares.cumsum()[:-1] * len(places)).astype(np.int64)
-                for part, piece in zip(parts, np.split(places, cuts), strict=True):
+                cuts = np.rint(shares.cumsum()[:-1] * len(indices)).astype(np.int64)
+                for part, piece in zip(parts, np.split(indices, cuts), strict=True):
                     part.append(piece)
             found = [random.permutation(np.concatenate(part)) for part in parts]
             if min(map(len, found)) >= self.least:
-                return [torch.from_numpy(places) for places in found]
+                return [torch.from_numpy(indices) for indices in found]
         raise FedveilError(
             f"dirichlet: alpha={self.alpha:g} leaves one of {clients} clients with fewer than {self.least} of "
             f"{len(labels)} examples, in a hundred draws: use fewer clients or a larger alpha"

@@ -93,9 +93,9 @@ class FractionSplit(Split):
 
     def divide(self, data: LoadedData | LoadedTokens, seed: int) -> Parts:
         pooled_examples = _pooled(data)
-        return parts_of(pooled_examples, *self.places(len(pooled_examples), seed))
+        return parts_of(pooled_examples, *self.indices(len(pooled_examples), seed))
 
-    def places(self, size: int, seed: int, *path: str | int) -> list[Tensor]:
+    def indices(self, size: int, seed: int, *path: str | int) -> list[Tensor]:
         """Which of so many examples are for training, validation and test. `path` names one draw of several."""
         return shuffled_parts(size, (self.train, self.validation, self.test), seed, *path)
 
@@ -121,7 +121,7 @@ def read_split(given: str | Sequence[float] | Split) -> Split:
 
 
 def parts_of(examples: Examples, train: Tensor, validation: Tensor, test: Tensor) -> Parts:
-    """The parts that hold the examples at these places."""
+    """The parts that hold the examples at these indices."""
     kept = examples.subset(validation) if len(validation) else None
     return Parts(examples.subset(train), kept, examples.subset(test))
 

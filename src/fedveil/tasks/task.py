@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fedveil.errors import FedveilError, printable
 from fedveil.registry import datasets, models
+from fedveil.tasks.client_labels import ClientLabels
 from fedveil.tasks.datasets.base import DataSet, LoadedData
 from fedveil.tasks.datasets.text import LoadedText
 from fedveil.tasks.definition import (
@@ -27,7 +28,6 @@ from fedveil.tasks.definition import (
 )
 from fedveil.tasks.examples import Examples
 from fedveil.tasks.from_files import CLIENTS, FileData, FileModel, read_file_data
-from fedveil.tasks.holdings import Holdings
 from fedveil.tasks.models.base import ModelSpec
 from fedveil.tasks.models.transformer import TextModel, Transformer
 from fedveil.tasks.own_data import OwnData
@@ -38,7 +38,7 @@ from fedveil.tasks.splits import Split, read_split, splits
 from fedveil.tasks.tokens import PERTURBED, LoadedTokens, tokenized, without_tokens
 from fedveil.tasks.vocabulary import vocabulary_of
 
-__all__ = ["Buffers", "Task", "build_model", "holdings", "holdings_of", "label_table", "read_model", "task"]
+__all__ = ["Buffers", "Task", "build_model", "client_labels", "client_labels_of", "label_table", "read_model", "task"]
 
 logger = logging.getLogger(__name__)
 
@@ -183,16 +183,16 @@ def label_table(task: Task) -> list[list[int]]:
     >>> label_table(task("digits", clients=2, limit=20))
     [[0, 0, 2, 1, 1, 1, 1, 2, 1, 1], [2, 2, 0, 1, 1, 1, 1, 0, 1, 1]]
     """
-    return holdings(task).counts
+    return client_labels(task).counts
 
 
-def holdings(task: Task) -> Holdings:
+def client_labels(task: Task) -> ClientLabels:
     """Who holds what in a task."""
     partition = str(task.description.get("partition", ""))
-    return _holdings(task.train, task.clients, task.label_names, partition)
+    return _count_labels(task.train, task.clients, task.label_names, partition)
 
 
-def holdings_of(
+def client_labels_of(
     name: str,
     *,
     clients: int = CLIENTS,
@@ -201,10 +201,10 @@ def holdings_of(
     seed: int = 0,
     data_root: Path | str | None = None,
     limit: int | None = None,
-) -> Holdings:
+) -> ClientLabels:
     """Who would hold what in the `task` of the same settings, without a model.
 
-    >>> holdings_of("digits", clients=2, limit=20).sizes
+    >>> client_labels_of("digits", clients=2, limit=20).sizes
     [10, 10]
     """
     chosen_split, chosen_partition = read_split(split), read_partition(partition)
@@ -217,11 +217,11 @@ def holdings_of(
         own, names = _divided(data, chosen_split, seed), tuple(map(printable, data.class_names))
     parts, members = shared_out(own, clients, chosen_partition, seed, limit)
     shown = partitions.spell(chosen_partition) if own.clients is None else ""
-    return _holdings(parts.train, members, names, shown)
+    return _count_labels(parts.train, members, names, shown)
 
 
-def _holdings(train: Examples, clients: Sequence[Tensor], names: tuple[str, ...], partition: str) -> Holdings:
-    held = [train.labels[places] for places in clients]
+def _count_labels(train: Examples, clients: Sequence[Tensor], names: tuple[str, ...], partition: str) -> ClientLabels:
+    held = [train.labels[indices] for indices in clients]
     if train.multi_label:
         counts = [labels.long().sum(0).tolist() for labels in held]
     elif train.next_tokens:
@@ -229,7 +229,7 @@ def _holdings(train: Examples, clients: Sequence[Tensor], names: tuple[str, ...]
     else:
         counts = [torch.bincount(labels, minlength=len(names)).tolist() for labels in held]
     sizes = [len(labels) for labels in held]
-    return Holdings(labels=list(names), sizes=sizes, counts=counts, several=train.multi_label, partition=partition)
+    return ClientLabels(labels=list(names), sizes=sizes, counts=counts, several=train.multi_label, partition=partition)
 
 
 def _load(source: DataSet, data_root: Path | str | None) -> LoadedData | LoadedText:

@@ -165,11 +165,11 @@ def _sentences(data: LoadedText, part: TextPart, vocabulary: Vocabulary, width: 
     cut = 0
     for start in range(0, len(part), AT_ONCE):
         found = vocabulary.tokenizer.encode_batch(list(part.texts[start : start + AT_ONCE]))
-        for place, encoding in enumerate(found, start):
+        for index, encoding in enumerate(found, start):
             if not encoding.ids:
-                raise FedveilError(f"{data.name}: the tokenizer finds no tokens in {part.texts[place]!r:.60}")
-            sizes[place] = len(encoding.ids)
-            ids[place, : len(encoding.ids)] = encoding.ids
+                raise FedveilError(f"{data.name}: the tokenizer finds no tokens in {part.texts[index]!r:.60}")
+            sizes[index] = len(encoding.ids)
+            ids[index, : len(encoding.ids)] = encoding.ids
             cut += bool(encoding.overflowing)
     return TokenPart(ids, sizes, part.labels, width), cut
 

@@ -65,7 +65,7 @@ class ImageFolder(DataSet):
         raise FedveilError(f"image-folder: there is no folder {given}, neither here nor in {data_root(root)}")
 
     def _part(self, top: Path, pictures: list[tuple[str, str]], classes: list[str]) -> Part:
-        number = {label: place for place, label in enumerate(classes)}
+        number = {label: index for index, label in enumerate(classes)}
         for name, label in pictures:
             if label not in number:
                 raise FedveilError(f"{top / name}: class {label} has no pictures in the training part")

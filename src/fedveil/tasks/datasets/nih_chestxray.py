@@ -56,15 +56,15 @@ class NIHChestXray(DataSet):
         table = found[TABLE]
         top = table.parent
         rows = self._rows(table)
-        places = _pictures(top)
-        there = [row for row in rows if row[0] in places]
+        paths = _pictures(top)
+        there = [row for row in rows if row[0] in paths]
         in_test = _test_images(found, rows)
         parts = []
         for label, test in (("training", False), ("test", True)):
             chosen = [row for row in there if (row[0] in in_test) is test]
             if not chosen:
                 raise FedveilError(f"nih-chestxray: none of the {label} images of {table.name} is below {top}")
-            names = tuple(places[name] for name, _, _ in chosen)
+            names = tuple(paths[name] for name, _, _ in chosen)
             parts.append(Part(ImageFiles(top, names, self.size, 1), np.stack([labels for _, labels, _ in chosen])))
         return LoadedData(
             name="nih-chestxray",
@@ -79,7 +79,7 @@ class NIHChestXray(DataSet):
         """Image, findings as zeros and ones, patient."""
         if table.stat().st_size > LIMIT:
             raise FedveilError(f"{table}: larger than {LIMIT:,} bytes")
-        number = {name: place for place, name in enumerate(self.class_names)}
+        number = {name: index for index, name in enumerate(self.class_names)}
         rows = []
         with table.open(newline="", encoding="utf-8-sig", errors="replace") as file:
             reader = csv.DictReader(file)

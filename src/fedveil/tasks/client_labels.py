@@ -10,7 +10,7 @@ from typing import Self
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt, model_validator
 
 
-class Holdings(BaseModel):
+class ClientLabels(BaseModel):
     """How many training examples every client has, and how many of each label. Plain data, kept with a result."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -46,7 +46,7 @@ class Holdings(BaseModel):
         0: every client has the labels in the same shares. 1: hardly any client has what the others have. Clients
         without any label (only where there may be several) are left out.
 
-        >>> Holdings(labels=["a", "b"], sizes=[4, 4], counts=[[4, 0], [0, 4]]).distance
+        >>> ClientLabels(labels=["a", "b"], sizes=[4, 4], counts=[[4, 0], [0, 4]]).distance
         0.5
         """
         totals = self.totals
