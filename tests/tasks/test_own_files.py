@@ -179,7 +179,7 @@ def test_tasks_of_files_reach_worker_processes(own: Path) -> None:
         ("digits", "gone.py:Net", "there is no file .*gone.py$"),
         ("digits", "own.py:Nett", "unknown name in own.py 'Nett': did you mean 'Net'?"),
         ("digits", "own.py:", "cannot read '.*own.py:': write file.py:name"),
-        ("digits", "own.py:number", "own.py:number must be or give a torch.nn.Module, not int"),
+        ("digits", "own.py:number", "own.py:number must be or return a torch.nn.Module, not int"),
         ("digits", "own.py:needy", r"own.py:needy needs width \(only shape and classes can be given\): give defaults"),
         ("own.py:needy", "mlp", "own.py:needy needs width: give defaults"),
         ("own.py:number", "mlp", "own.py:number: cannot read data of type int"),

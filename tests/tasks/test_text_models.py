@@ -150,7 +150,7 @@ def test_a_task_of_text(root: Path) -> None:
     [
         ("sst2", "lenet", "sst2 is text, which lenet does not take: use bert"),
         ("wikitext2", "mlp", "wikitext2 is text, which mlp does not take: use gpt2"),
-        ("sst2", "gpt2", "gpt2 foretells text, and sst2 has classes: use bert"),
+        ("sst2", "gpt2", "gpt2 predicts text, and sst2 has classes: use bert"),
         ("wikitext2", "bert", "bert classifies, and wikitext2 has none: use gpt2"),
         ("digits", "bert", "bert takes text"),
         ("sst2:length=600", "bert", "bert takes at most 512 tokens"),

@@ -22,40 +22,39 @@ from fedveil.tasks.normalization import Normalization, PixelRange
 
 logger = logging.getLogger(__name__)
 
-KEPT = 2**28  # bytes of pictures that are kept after they were read from files
+KEPT = 2**28  # bytes of pictures from files that are kept in memory
 
 
 class Examples(ABC):
     """A list of (input, label) pairs. `batch` gives some of them as the model takes them.
 
-    Labels are class numbers; where an example has any number of labels, a row of zeros and ones says which; of running
-    text they are the tokens themselves.
-    A subset is a view: it holds the indices of its examples in the source, not the examples.
+    Labels are class numbers, or rows of zeros and ones if an example can have several labels, or, for running text, the
+    tokens themselves. A subset is a view: it holds the indices of its examples in the source, not the examples.
 
     A batch is converted when it is read. uint8 means pixels 0 to 255 and becomes floating in [0, 1]. Floating values
     become the `dtype` of the model. Other integers (token numbers) are left as they are. A normalization comes last.
     """
 
     labels: Tensor  # int64, shape (N,), or float32 zeros and ones, shape (N, L), or int64 tokens, shape (N, length)
-    source_sha256: str  # of the source's whole contents, also for a subset
+    source_sha256: str  # of the source's whole contents, even for a subset
     dtype: torch.dtype = torch.float32  # of floating inputs and targets
 
     def __init__(self, labels: Tensor, normalization: Normalization | None = None) -> None:
         self._source_labels = self.labels = labels
         self._rows = torch.arange(len(labels))  # indices in the source
-        self._normalization = normalization  # of pixels; None where inputs are what the model takes
+        self._normalization = normalization  # of pixels; None if the inputs need none
 
     def __len__(self) -> int:
         return len(self._rows)
 
     @property
     def multi_label(self) -> bool:
-        """Whether an example has any number of labels."""
+        """Whether an example can have several labels, or none."""
         return self.labels.dim() == 2 and self.labels.is_floating_point()
 
     @property
     def next_tokens(self) -> bool:
-        """Whether the targets are tokens, each to be foretold from those before it."""
+        """Whether the targets are tokens, each to be predicted from those before it."""
         return self.labels.dim() == 2 and not self.labels.is_floating_point()
 
     def batch(self, indices: Tensor | Sequence[int]) -> tuple[Inputs, Tensor]:
@@ -90,7 +89,7 @@ class Examples(ABC):
     def _model_values(self, tensor: Tensor) -> Tensor:
         if tensor.dtype != torch.uint8 and not tensor.is_floating_point():
             return tensor
-        values = tensor.to(torch.promote_types(self.dtype, torch.float32))  # half precision is for the result alone
+        values = tensor.to(torch.promote_types(self.dtype, torch.float32))  # only the result is in half precision
         if tensor.dtype == torch.uint8:
             values = values / 255
         if self._normalization is not None:
@@ -99,7 +98,7 @@ class Examples(ABC):
 
 
 class ArrayExamples(Examples):
-    """Examples held in memory, in the type they came in."""
+    """Examples held in memory, in their original type."""
 
     def __init__(
         self,
@@ -158,9 +157,8 @@ class FileExamples(Examples):
 class DatasetExamples(Examples):
     """Examples of a map-style torch `Dataset` whose items are (input, label).
 
-    Every item is read once at the start, for its label, to check it, and for the hash; only the labels are kept. The
-    first is read again, to see whether it is the same.
-    Without a normalization the inputs are taken as the data set gives them.
+    Every item is read once at the start, for its label, its hash and a check; only the labels are kept. The first item
+    is read twice, to see whether it stays the same. Without a normalization, inputs are used as they are.
     """
 
     def __init__(
@@ -196,8 +194,8 @@ class DatasetExamples(Examples):
             once, again = (leaves(self._item(0)[0]) for _ in range(2))
             if not all(again[name].equal(tensor) for name, tensor in once.items()):
                 logger.warning(
-                    "the data give another input each time they are read: without random transforms such as flips and "
-                    "crops a run could be repeated and resumed"
+                    "the data give another input each time they are read: remove random transforms such as flips and "
+                    "crops, so that a run can be repeated and resumed"
                 )
 
     def _item(self, index: int) -> tuple[Inputs, int | Tensor]:
@@ -247,7 +245,7 @@ class JoinedExamples(Examples):
         return joined[None] if None in joined else {str(name): tensor for name, tensor in joined.items()}
 
     def _model_values(self, tensor: Tensor) -> Tensor:
-        return tensor  # the sets have converted it
+        return tensor  # already converted by its own set
 
 
 def _check_values(name: str | None, tensor: Tensor, index: int | None = None) -> None:

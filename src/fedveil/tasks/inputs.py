@@ -13,7 +13,7 @@ Inputs = Tensor | dict[str, Tensor]
 
 
 def leaf(inputs: Inputs, name: str | None) -> Tensor:
-    """The tensor of that name; `None` names the tensor of inputs that are a single one."""
+    """The tensor of that name; `None` is the name of inputs that are a single tensor."""
     if isinstance(inputs, Tensor):
         if name is None:
             return inputs
@@ -33,7 +33,7 @@ def with_leaf(inputs: Inputs, name: str | None, value: Tensor) -> Inputs:
 
 
 def leaves(inputs: Inputs) -> dict[str | None, Tensor]:
-    """Every tensor under its name, in order; a single tensor is named `None`."""
+    """Every tensor by its name, in order; a single tensor is named `None`."""
     return {None: inputs} if isinstance(inputs, Tensor) else dict(inputs.items())
 
 
@@ -60,7 +60,7 @@ def map_inputs(function: Callable[[Tensor], Tensor], inputs: Inputs) -> Inputs:
 
 
 def as_arguments(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """How a model is called with them: one tensor by position, named parts by keyword.
+    """The arguments to call a model with: one tensor by position, named parts by keyword.
 
     >>> import torch
     >>> arguments, keywords = as_arguments({"ids": torch.zeros(2, 5), "mask": torch.ones(2, 5)})

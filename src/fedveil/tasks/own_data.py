@@ -1,4 +1,4 @@
-"""The user's own data as training, validation and test examples, and whose they are."""
+"""The user's own data as training, validation and test examples, and which client has which."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ Names = tuple[str, ...]
 
 @dataclass(frozen=True, eq=False)
 class OwnData:
-    """Examples by what they are for; the indices of each client in the training part, if the user said so."""
+    """The training, validation and test examples; each client's indices in the training part, if the user gave them."""
 
     parts: Parts
     clients: tuple[Tensor, ...] | None = None
-    class_names: Names = ()  # as the data sets themselves name them
+    class_names: Names = ()  # from the data sets themselves
 
 
 @dataclass(frozen=True)
 class Reader:
-    """How sets are read: one normalization for all of them, and one seed for how they are divided."""
+    """Reads data sets with one normalization for all, and divides them with one seed."""
 
-    split: Split | None  # None: 70/15/15 where something is to be divided
+    split: Split | None  # None: 70/15/15 if something has to be divided
     seed: int
     normalization: Normalization | None = None
     normalized: bool = False
 
     def read(self, data: Any, clients: Any) -> OwnData:
-        """Data with the number of clients, with their indices, or without data of its own the clients' sets."""
+        """Read data with a number of clients or their indices; or, if `data` is None, the data set of each client."""
         if isinstance(clients, int | np.integer):
             return self._one_owner(data, "data")
         if isinstance(clients, str | bytes) or not hasattr(clients, "__len__"):
@@ -87,7 +87,6 @@ class Reader:
         return OwnData(parts, _one_after_another([len(own.parts.train) for own in each]), names)
 
     def _with_indices(self, data: Any, indices: list[Tensor]) -> OwnData:
-        """Places are rows of the data as given, or of its training part if it comes in parts."""
         if not _is_set(data):
             own = self._one_owner(data, "data")
             _check_indices(indices, len(own.parts.train), "training data")
@@ -171,7 +170,7 @@ def _indices(given: Any, number: int) -> Tensor:
 
 
 def _check_indices(clients: Sequence[Tensor], size: int, what: str) -> Tensor:
-    """Every client must have rows that are there, and no row two clients. Returns the rows of no client."""
+    """Check that the rows of every client exist and that no two clients share one. Returns the rows of no client."""
     owner = torch.full((size,), -1)
     for number, indices in enumerate(clients):
         if indices.min() < 0 or indices.max() >= size:
@@ -208,7 +207,7 @@ def _layout(examples: Examples) -> str:
 
 
 def _names_of(data: Any) -> Names:
-    """The class names that a data set has, as torchvision's do, or the one that it is a part of."""
+    """The class names of a data set, as torchvision's have them, or of the data set that it is a part of."""
     for _ in range(10):
         found = getattr(data, "classes", None)
         if isinstance(found, list | tuple) and found and all(isinstance(name, str) for name in found):
@@ -218,7 +217,7 @@ def _names_of(data: Any) -> Names:
 
 
 def _same_names(by_set: dict[str, Names]) -> Names:
-    """A class number must mean the same everywhere: one folder without pictures of a class would shift them."""
+    """Check that class numbers mean the same in all sets: a folder that lacks a class would shift them."""
     named = {what: names for what, names in by_set.items() if names}
     for what, names in named.items():
         first, expected = next(iter(named.items()))

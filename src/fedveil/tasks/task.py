@@ -1,4 +1,4 @@
-"""Tasks by name, and who holds what in them. `Task` itself, for what you bring yourself, is in `definition`."""
+"""Tasks by name, and the labels of their clients. `Task` itself, for your own models and data, is in `definition`."""
 
 from __future__ import annotations
 
@@ -63,16 +63,16 @@ def task(
     Task(digits, model=mlp, clients=3, train=1293)
 
     name: a registered name, or "file.py:dataset": data of your own in a Python file, as `Task` takes them, a dict of
-        `Task`'s keywords, or a function that gives one of these.
+        `Task`'s keywords, or a function that returns one of these.
     model: a registered name, with fields if wanted ("resnet18:norm=group"), its spec, a module of your own, or
         "file.py:Net", a class or function in a Python file, called with nothing, or with `shape` and `classes` if it
         takes them.
     split: "own" (the data set's, with a tenth of the training part for validation if it has none), or shares of all
         examples pooled, such as "70/15/15" or (0.7, 0.15, 0.15).
     seed: of the split, the partition, the limit and the initial weights; torch's global generator is left as it was.
-    data_root: where the data files are; else the environment's FEDVEIL_DATA, else ~/.cache/fedveil.
-    limit: use at most so many training examples, chosen at random, every class with its share; the other parts are cut
-        to the same share, but not below 256 examples.
+    data_root: where the data files are; by default the environment's FEDVEIL_DATA, else ~/.cache/fedveil.
+    limit: use at most this many training examples, chosen at random in proportion to the classes; the other parts are
+        reduced in the same proportion, but not below 256 examples.
     """
     check_buffers(buffers)
     chosen_split, chosen_partition = read_split(split), read_partition(partition)
@@ -143,7 +143,7 @@ def task(
 
 
 def read_model(text: str) -> Model:
-    """A model as the command line names it. A file is looked for, and not run yet."""
+    """A model as the command line names it. A file must exist, but is not run yet."""
     if is_reference(text):
         return FileModel(Reference.read(text))
     found: ModelSpec = models.parse(text)
@@ -158,7 +158,7 @@ def build_model(spec: Model, shape: tuple[int, ...], classes: int, seed: int) ->
 
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """torch's generator as the seed of a run sets it for initial weights; after that as it was."""
+    """Seed torch's generator for initial weights, and restore it afterwards."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(derived_key(seed, "model") % 2**64)
         yield
@@ -187,7 +187,7 @@ def label_table(task: Task) -> list[list[int]]:
 
 
 def client_labels(task: Task) -> ClientLabels:
-    """Who holds what in a task."""
+    """How the labels of a task are distributed over its clients."""
     partition = str(task.description.get("partition", ""))
     return _count_labels(task.train, task.clients, task.label_names, partition)
 
@@ -202,7 +202,7 @@ def client_labels_of(
     data_root: Path | str | None = None,
     limit: int | None = None,
 ) -> ClientLabels:
-    """Who would hold what in the `task` of the same settings, without a model.
+    """The same for the `task` of these settings, without building a model.
 
     >>> client_labels_of("digits", clients=2, limit=20).sizes
     [10, 10]
@@ -243,7 +243,7 @@ def _divided(data: LoadedData | LoadedTokens, split: Split, seed: int) -> OwnDat
 
 
 def _file_names(file: FileData) -> tuple[str, ...]:
-    """One name for every class or label of the data, before any model is there."""
+    """One name for every class or label of the data, before there is a model."""
     parts = file.own.parts
     given: Sequence[str] | None = file.said.get("class_names")
     if given is None and parts.train.labels.dim() == 1:

@@ -18,7 +18,7 @@ from fedveil.tasks.sources import find_files
 
 TABLE = "Data_Entry_2017.csv"
 LIMIT = 2**27  # bytes of the table
-TEST_SHARE = 5  # where the lists are missing: one in so many patients
+TEST_SHARE = 5  # without the lists, one in this many patients is in the test part
 
 
 @datasets.register("nih-chestxray")
@@ -27,8 +27,8 @@ class NIHChestXray(DataSet):
     """Chest X-rays, gray, 14 findings of which an image has any number; 112,120 images of 30,805 patients.
 
     The parts are those of the two lists that come with the set; without them every fifth patient is in the test part.
-    Images may be in any folder below; those that are missing are left out, and the note says how many. Images are
-    read when they are needed.
+    Images may be in any folder below. Missing ones are left out, and `note` says how many. Images are read when they
+    are needed.
     """
 
     size: Count = 256  # pixels of a side
