@@ -1,4 +1,4 @@
-"""Declared things: small frozen dataclasses with validated fields.
+"""Declared classes: small frozen dataclasses with validated fields.
 
 A defense, an attack, a data set and a model are all *declared*: a class with typed, validated, keyword-only
 fields and nothing computed in its constructor. The same fields then serve Python, TOML files, the command
@@ -22,12 +22,12 @@ T = TypeVar("T")
 
 Probability = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 KeepProbability = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
-LARGEST = 3.4e38  # what float32 holds: a larger number would be infinite in an update
+LARGEST = 3.4e38  # the largest float32; a larger number would be infinite in an update
 Positive = Annotated[float, Field(gt=0, le=LARGEST, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, le=LARGEST, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 CountOrZero = Annotated[int, Field(ge=0)]
-# How often something as long as a gradient is repeated behind every shared one: beyond it no run ends.
+# Repetitions of something as slow as a gradient for every shared gradient: with more, no run would ever end.
 Repeats = Annotated[int, Field(ge=1, le=10_000)]
 RepeatsOrZero = Annotated[int, Field(ge=0, le=10_000)]
 
@@ -52,7 +52,7 @@ def declared(cls: type[T]) -> type[T]:
     construct: Callable[..., None] = made.__init__
 
     def init(self: Any, *arguments: Any, **fields: Any) -> None:
-        # Only the class itself translates; a subclass's own wrapper has the better name to show.
+        # Each class translates the errors of its own constructor, so that the message has the name of the subclass.
         try:
             construct(self, *arguments, **fields)
         except pydantic.ValidationError as error:
@@ -64,7 +64,7 @@ def declared(cls: type[T]) -> type[T]:
 
 
 def problems(error: pydantic.ValidationError, cls: type | None = None) -> str:
-    """All that a pydantic error found, in one line of plain words."""
+    """All problems of a pydantic error, in one line of plain words."""
     lines = []
     for item in error.errors():
         where = ".".join(str(part) for part in item["loc"])
@@ -72,7 +72,7 @@ def problems(error: pydantic.ValidationError, cls: type | None = None) -> str:
             known = f" (fields: {', '.join(field_names(cls)) or 'none'})" if cls else ""
             lines.append(f"no field '{where}'{known}")
         elif item["type"] == "missing":
-            registered = vars(cls).get("name") if cls else None  # its own: a base may have one for whoever has none
+            registered = vars(cls).get("name") if cls else None  # not inherited: a base may have a default name
             lines.append(f"{where} is required" + (f", as in {registered}:{where}=…" if registered else ""))
         elif item["type"] == "value_error":
             lines.append(str(item["msg"]).removeprefix("Value error, "))
@@ -89,15 +89,15 @@ def field_names(cls: type) -> list[str]:
 
 
 def field_values(thing: object) -> dict[str, Any]:
-    """The fields of a declared thing with their values, nested ones as dicts too."""
+    """The fields of a declared object with their values; nested objects become dicts."""
     return dataclasses.asdict(thing)  # type: ignore[call-overload, no-any-return]
 
 
 def parse_spec(text: str) -> tuple[str, dict[str, Any]]:
     """Read `name` or `name:field=value,field=value` as the command line writes it.
 
-    Values are TOML scalars or lists; a bare word is a string and `8/255` is a fraction. Quotes keep a string
-    that would read as something else.
+    Values are TOML scalars or lists; a bare word is a string and `8/255` is a fraction. A string that would
+    otherwise be read as something else needs quotes.
 
     >>> parse_spec("gradient-dropout:keep=0.8,sigma=8/255")
     ('gradient-dropout', {'keep': 0.8, 'sigma': 0.03137254901960784})
@@ -125,7 +125,7 @@ def parse_spec(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def _split(text: str) -> list[str]:
-    """The parts between commas. Those inside quotes or brackets do not part anything."""
+    """Split at commas that are not inside quotes or brackets."""
     parts, depth, quote, escaped = [""], 0, "", False
     for letter in text:
         if letter == "," and not depth and not quote:
@@ -137,14 +137,14 @@ def _split(text: str) -> list[str]:
             escaped = quote == '"' and letter == "\\" and not escaped
             quote = "" if ends else quote
         elif letter in "\"'" and re.search(r"[=\[,]\s*.$", "," + parts[-1]):
-            quote = letter  # only at the start of a value: an apostrophe inside a word is a letter
+            quote = letter  # only at the start of a value, because a word may contain an apostrophe
         else:
             depth = max(0, depth + (letter == "[") - (letter == "]"))
     return parts
 
 
 def parse_value(text: str) -> Any:
-    """One value of a spec: a TOML scalar or list, a fraction, or else the bare string."""
+    """One value of a spec: a TOML scalar or list, a fraction, or otherwise the bare string."""
     fraction = re.fullmatch(r"([-+]?[\d.]+)\s*/\s*([\d.]+)", text)
     try:
         if fraction:

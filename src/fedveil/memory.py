@@ -1,4 +1,4 @@
-"""Memory that one chunk of clients frees and the next one takes again."""
+"""Keep the memory that one chunk of clients frees for the next."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import ctypes
 import os
 from functools import cache
 
-# glibc's numbers for mallopt, and bytes: blocks up to this size come from the heap, and this much free memory at its
-# end stays.
+# glibc's options for mallopt, and their values in bytes: blocks up to this size come from the heap, and up to this
+# much free memory at its end is kept.
 MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1
 LARGEST_BLOCK, KEPT = 32 * 2**20, 256 * 2**20
 
 
 @cache
 def keep_freed_memory() -> bool:
-    """Have the process keep some of the memory that it frees; whether it will (only glibc is asked).
+    """Make this process keep some of the memory that it frees. Returns whether it will (only with glibc).
 
-    The C library hands large blocks back to the system as soon as they are free. Every chunk of clients then waits for
-    the system to clear all pages of its gradients anew, which can take as long as computing them. The setting is one of
-    the whole process: the command line and worker processes make it; in a program of yours nothing does, unless you
-    call this. A process whose environment sets these limits (MALLOC_TRIM_THRESHOLD_ and its like) is left alone.
+    The C library returns large blocks to the system as soon as they are free. Every chunk of clients then waits until
+    the system has cleared all pages for its gradients again, which can take as long as computing them. This setting
+    affects the whole process: the command line and worker processes make it; a program of yours must call this itself.
+    Nothing is changed if the environment sets such limits (MALLOC_TRIM_THRESHOLD_ and the like).
     """
     if any(name.startswith("MALLOC_") for name in os.environ):
         return False

@@ -1,4 +1,4 @@
-"""How far long work has come: a bar with the time left on a terminal or in a notebook, plain lines elsewhere."""
+"""Progress of long work: a bar with the time left on a terminal or in a notebook, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class Stage:
     """A part of long work that is announced before it starts."""
 
     line: str  # "training under clip:norm=1"
-    kind: str  # stages of one kind take about as long for as much work
-    work: float = 0.0  # rounds or steps; 0: done in no time
+    kind: str  # stages of one kind take about equally long per unit of work
+    work: float = 0.0  # rounds or steps; 0: takes no time
 
 
 def style_for(progress: bool | None, stream: TextIO | None = None) -> Style:
-    """How to show progress. None: a bar where someone watches, else nothing; True: else lines; False: nothing."""
+    """How to show progress. None: a bar if someone is watching, else nothing; True: a bar or lines; False: nothing."""
     if progress is False:
         return "none"
     if is_terminal(stream or sys.stderr) or in_notebook():
@@ -38,7 +38,7 @@ def style_for(progress: bool | None, stream: TextIO | None = None) -> Style:
 
 
 def is_terminal(stream: Any) -> bool:
-    """Whether someone sees what is written there at once. Some programs have no standard error at all."""
+    """Whether this stream is a terminal. Some programs have no standard error at all."""
     return bool(stream is not None and stream.isatty())
 
 
@@ -50,28 +50,31 @@ def in_notebook() -> bool:
 
 
 class Forecast:
-    """The time left, from the pace so far: of this stage, and of stages ahead whose kind was seen before."""
+    """Estimates the time left from the pace so far: of this stage, and of later stages of a kind seen before."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._ahead: list[Stage] = []
         self._now = Stage("", "")
-        self._first: tuple[float, float] | None = None  # when, and how far: a resumed stage does not start at nothing
-        self._pace: dict[str, float] = {}  # seconds for one unit of work, by kind
+        self._first: tuple[float, float] | None = None  # time and share done; a resumed stage does not start at 0
+        self._pace: dict[str, float] = {}  # seconds per unit of work, by kind
 
     def plan(self, stages: Sequence[Stage]) -> None:
-        """Tell all stages in their order."""
+        """Announce all stages in their order."""
         self._ahead = list(stages)
 
     def start(self, line: str) -> None:
-        """The stage of this line starts; those before it are over."""
-        places = [place for place, stage in enumerate(self._ahead) if stage.line == line]
-        self._now = self._ahead[places[0]] if places else Stage(line, "")
-        self._ahead = self._ahead[places[0] + 1 :] if places else self._ahead
+        """The stage with this line starts; those before it are over."""
+        for index, stage in enumerate(self._ahead):
+            if stage.line == line:
+                self._now, self._ahead = stage, self._ahead[index + 1 :]
+                break
+        else:
+            self._now = Stage(line, "")
         self._first = None
 
     def left(self, share: float) -> tuple[float, bool] | None:
-        """Seconds from here, and whether that is all; None as long as nothing is known."""
+        """Seconds left, and whether that includes all stages; None as long as nothing is known."""
         now = self._clock()
         if self._first is None:
             self._first = (now, share)
@@ -87,17 +90,17 @@ class Forecast:
 
 
 class Meter:
-    """Shows stages and how far each has come. Close it, or use it in a `with`."""
+    """Shows stages and their progress. Close it, or use it in a `with`."""
 
     def __init__(self, style: Style, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self.style = style
         self._stream = stream
         self._forecast = Forecast(clock)
         self._bar: Any = None
-        self._note = ""  # what stays beside a bar when its stage is over
+        self._note = ""  # stays beside the bar when its stage is over
 
     def plan(self, stages: Sequence[Stage]) -> None:
-        """Tell all stages ahead, so that the time left can cover them."""
+        """Announce all stages, so that the time left can include them."""
         self._forecast.plan(stages)
 
     def stage(self, line: str) -> None:
@@ -111,7 +114,7 @@ class Meter:
             self.say(f"{line} …")
 
     def update(self, done: int, total: int, note: str = "") -> None:
-        """How far the stage has come; `note` stands beside it."""
+        """The progress of the stage; `note` is shown beside it."""
         if self._bar is None or not total:
             return
         share = min(done / total, 1.0)
@@ -119,18 +122,18 @@ class Meter:
         time_left = f"{'' if left[1] else 'over '}{_clock_time(left[0])} left" if left else ""
         self._note = note
         self._bar.tail = ", ".join(part for part in (note, time_left) if part)
-        self._bar.leave = True  # a stage that told nothing need not stay on the screen
+        self._bar.leave = True  # a stage that reported no progress does not stay on the screen
         self._bar.update(share - self._bar.n)
 
     def say(self, line: str) -> None:
-        """A line that stays."""
+        """Print a line that stays."""
         if self._bar is not None:
             self._bar.write(line, file=self._stream or sys.stderr)
         elif self.style != "none":
             print(line, file=self._stream or sys.stderr, flush=True)
 
     def close(self) -> None:
-        """The stage is over, whether or not it came to its end."""
+        """The stage is over, whether or not it was completed."""
         if self._bar is not None:
             self._bar.tail = self._note
             self._bar.refresh()
@@ -146,7 +149,7 @@ class Meter:
 
 @contextmanager
 def reporting(progress: Report | bool | None, line: str) -> Iterator[Report]:
-    """Whom to tell of one stage: the caller's own function, or a meter as `progress` says (see `style_for`)."""
+    """The function to report the progress of one stage to: the caller's own, or a meter's (see `style_for`)."""
     if callable(progress):
         yield progress
         return
@@ -156,12 +159,12 @@ def reporting(progress: Report | bool | None, line: str) -> Iterator[Report]:
 
 
 def part_of(report: Report, start: float, end: float) -> Report:
-    """For a part of the work, which is that of `report` from one share to another, told in thousandths."""
+    """Report the progress of a part of the work, which takes `report` from one share to another, in thousandths."""
     return lambda done, total: report(round(1000 * (start + (end - start) * done / total)), 1000)
 
 
 def _clock_time(seconds: float) -> str:
-    """Hours only where there are some.
+    """Minutes and seconds, and hours if there are any.
 
     >>> _clock_time(75.2), _clock_time(3725)
     ('1:15', '1:02:05')
@@ -174,24 +177,24 @@ def _clock_time(seconds: float) -> str:
 def _new_bar(line: str, stream: TextIO | None) -> Any:
     width: dict[str, Any] = {}
     if stream is None and in_notebook():
-        with warnings.catch_warnings():  # without ipywidgets it falls back to text, which is fine, and warns
+        with warnings.catch_warnings():  # without ipywidgets it warns and falls back to text, which is fine
             warnings.simplefilter("ignore")
             from tqdm.auto import tqdm
     else:
         from tqdm.std import tqdm
 
-        # Some terminals do not know their size.
+        # Some terminals do not report their size.
         width = {"dynamic_ncols": True} if _columns(stream or sys.stderr) else {"ncols": 80, "nrows": 24}
 
     class Bar(tqdm):  # type: ignore[misc]
-        monitor_interval = 0  # no thread of its own
+        monitor_interval = 0  # starts no thread
         tail = ""
 
         @property
         def format_dict(self) -> dict[str, Any]:
             return {**super().format_dict, "tail": self.tail}
 
-    Bar.set_lock(threading.RLock())  # tqdm's own is for several processes, which this bar does not serve
+    Bar.set_lock(threading.RLock())  # tqdm's default is for several processes, which this bar does not need
     return Bar(
         total=1.0,
         desc=textwrap.shorten(line, _LONGEST, placeholder="…") if " " in line else line[:_LONGEST],
@@ -206,5 +209,5 @@ def _new_bar(line: str, stream: TextIO | None) -> Any:
 def _columns(stream: TextIO) -> int:
     try:
         return os.get_terminal_size(stream.fileno()).columns
-    except (OSError, ValueError):  # no terminal, or not even a file
+    except (OSError, ValueError):  # not a terminal, or not even a file
         return 0

@@ -1,4 +1,4 @@
-"""Registered names: what can be chosen by name, readable without importing torch.
+"""Registries of what can be chosen by name, readable without importing torch.
 
 fedveil's own methods are found by reading the sources of their folder: every class under
 `@defenses.register("name")` in `fedveil/defenses/` is a defense. Third parties add theirs through entry points
@@ -29,7 +29,7 @@ C = TypeVar("C", bound=type)
 
 @dataclass(frozen=True)
 class Entry:
-    """What is known of a registered class without importing it."""
+    """What is known about a registered class without importing it."""
 
     name: str
     target: str  # "package.module:Class"
@@ -38,9 +38,9 @@ class Entry:
 
 
 class Registry:
-    """The names of one kind of thing.
+    """The names of one kind of class, such as defenses.
 
-    Register with one fixed signature; a name can be taken only once::
+    Register with a fixed signature; a name can be taken only once::
 
         @defenses.register("gradient-dropout")
         @declared
@@ -49,8 +49,8 @@ class Registry:
 
     def __init__(self, kind: str, group: str, package: str) -> None:
         self.kind = kind
-        self.group = group  # entry-point group of third parties, and the end of the decorator's name
-        self.package = package  # where fedveil's own are
+        self.group = group  # entry-point group of third parties; its last part is the decorator's name
+        self.package = package  # of fedveil's own classes
         self._loaded: dict[str, type] = {}
 
     def register(self, name: str) -> Callable[[C], C]:
@@ -73,7 +73,7 @@ class Registry:
         return add
 
     def entries(self) -> dict[str, Entry]:
-        """Every registered name with what is known of it, sorted, without importing its module."""
+        """Every registered name with its entry, sorted, without importing modules."""
         found = dict(self._own())
         for point in entry_points(group=self.group):
             found.setdefault(point.name, Entry(point.name, point.value, f"from {_origin(point)}"))
@@ -87,7 +87,7 @@ class Registry:
         return sorted(self._homes())
 
     def class_named(self, name: str) -> type:
-        """One of fedveil's own classes: what its package gives for an attribute of that name."""
+        """One of fedveil's own classes, for the `__getattr__` of its package."""
         homes = {} if name.startswith("_") else self._homes()
         if name not in homes:
             near = difflib.get_close_matches(name, homes, n=1)
@@ -110,7 +110,7 @@ class Registry:
         return _scan(self.package, f"{self.group.rpartition('.')[2]}.register")
 
     def load(self, name: str) -> type:
-        """The class behind a name, importing its module if need be."""
+        """The class behind a name; imports its module if necessary."""
         if name not in self._loaded:
             entries = self.entries()
             if name not in entries and self is datasets and "/" in name:
@@ -119,7 +119,7 @@ class Registry:
                 raise unknown_name(self.kind, name, entries)
             target = entries[name].target
             for point in entry_points(group=self.group):
-                # Which one is meant is not ours to guess. One distribution found twice is no rival of itself.
+                # Do not guess which one is meant. A distribution that is found twice has equal targets.
                 if point.name == name and point.value != target:
                     both = f"{target} and {point.value} (from {_origin(point)})"
                     raise FedveilError(f"the {self.kind} name '{name}' is taken twice, by {both}: uninstall one")
@@ -168,7 +168,7 @@ def spelled(value: Any) -> str:
     if isinstance(value, list | tuple):
         return f"[{','.join(spelled(item) for item in value)}]"
     if isinstance(value, str):
-        # A bare word where it reads as itself, else in quotes. JSON's escapes are TOML's, but for one character.
+        # A bare word if it reads back as itself, otherwise in quotes. JSON's escapes are valid TOML except for one.
         bare = re.fullmatch(r"[\w./ +-]+", value) and value == value.strip() == parse_value(value)
         return value if bare else json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)
@@ -212,7 +212,7 @@ def _names_given(node: ast.ClassDef, decorator: str) -> list[str]:
 
 
 def _constants(node: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> dict[str, Any]:
-    """The class variables with a literal value, over those of the bases in the same package."""
+    """The class variables with a literal value, including those of bases in the same package."""
     others = {name: other for name, other in classes.items() if name != node.name}
     found: dict[str, Any] = {}
     for base in reversed(node.bases):
@@ -224,13 +224,13 @@ def _constants(node: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> dict[str
                 pass
             case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value, annotation=annotation):
                 if not ast.unparse(annotation).startswith("ClassVar"):
-                    continue  # a field: its value is the instance's
+                    continue  # a field, whose value belongs to the instance
             case _:
                 continue
         try:
             found[name] = ast.literal_eval(value)
         except ValueError:
-            found.pop(name, None)  # known only when it runs, whatever a base has
+            found.pop(name, None)  # known only at run time; overrides that of a base
     return found
 
 

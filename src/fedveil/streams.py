@@ -1,7 +1,7 @@
 """Per-client random streams: every client draws from a stream of its own.
 
-A draw depends on the client's key and on what that client drew before, on nothing else. So it is bit-equal
-however clients are chunked or ordered, and in whatever process they run.
+A draw depends on the client's key and on what that client drew before, and on nothing else. It is therefore
+bit-equal, no matter how clients are chunked or ordered and in which process they run.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from fedveil.errors import FedveilError
 
-_BLOCK = 2**14  # words at a time, which the processor's cache holds
+_BLOCK = 2**14  # words at a time, few enough for the processor's cache
 
 
 class Streams:
@@ -39,14 +39,14 @@ class Streams:
     >>> torch.equal(again.normal(5), Streams.seeded(7, range(4), "round", 0).normal(5)[2:3])
     True
 
-    *Positions.* Drawing moves a stream on. `rows` gives some of the clients with their own streams, not copies:
-    chunks drawn one after another get what one draw for all would have given. `fold` gives fresh child streams,
-    which depend on the key and the path only: the same path twice gives the same numbers twice.
+    *Positions.* Drawing advances a stream. `rows` returns some of the clients with their own streams, not copies:
+    chunks that draw one after another get the same numbers as one draw for all. `fold` returns fresh child streams,
+    which depend on the key and the path only: the same path gives the same numbers again.
 
-    *Pickling.* Seeded streams travel between processes as keys and start there at their beginning. Streams that
-    have been drawn from refuse, since a restart would repeat their noise: send a `fold` of them.
+    *Pickling.* Seeded streams are sent to other processes as keys, and start from their beginning there. Streams that
+    have been drawn from refuse, because a restart would repeat their noise: send a `fold` of them.
 
-    *Formal privacy.* Seeded streams are for simulation: who knows the seed can remove the noise. Deployments draw
+    *Formal privacy.* Seeded streams are for simulation: whoever knows the seed can remove the noise. Deployments draw
     from `secure`. Even then the low bits of a floating-point sample depend on what it is added to: a float32
     Gaussian output with a bit finer than 2^-26 occurs in 6.7 % of draws around 0 and never around 1. A proof of
     differential privacy over the real numbers does not cover that leak. Float64 makes it smaller, not zero.
@@ -57,7 +57,7 @@ class Streams:
     __slots__ = ("_clients", "_lineage", "_sources")
 
     def __init__(self, lineage: _Lineage | None, clients: tuple[int, ...], sources: list[_Source]) -> None:
-        self._lineage = lineage  # none: secure
+        self._lineage = lineage  # None: secure
         self._clients = clients
         self._sources = sources
 
@@ -73,9 +73,9 @@ class Streams:
 
     @classmethod
     def secure(cls, clients: int | Sequence[int]) -> Streams:
-        """Streams from the operating system's entropy, for `clients` many clients or one each of a list.
+        """Streams from the operating system's entropy, for a number of clients or for those of a list.
 
-        They never repeat: two draws differ whatever the client or the path.
+        They never repeat: two draws differ even for the same client and path.
         """
         ids = tuple(range(clients)) if isinstance(clients, int) else _integers(clients)
         return cls(None, ids, [_SYSTEM] * len(ids))
@@ -99,9 +99,9 @@ class Streams:
         return Streams._keyed(_Lineage(self._lineage.seed, self._lineage.path + step), self._clients)
 
     def rows(self, index: slice | Sequence[int] | Tensor) -> Streams:
-        """Some clients' streams: they draw what the full stack would draw for those clients, and move on with it.
+        """Some clients' streams: they draw what the full stack would draw for those clients, and advance with it.
 
-        A client named twice has the same draws in both rows, as indexing a tensor would give.
+        A client that is named twice has the same draws in both rows, as if a tensor were indexed.
         """
         if isinstance(index, slice):
             picked = list(range(self.count))[index]
@@ -110,7 +110,9 @@ class Streams:
                 raise ValueError(f"a mask of clients must have shape ({self.count},), not {tuple(index.shape)}")
             picked = index.nonzero().flatten().tolist()
         else:
-            picked = [range(self.count)[i] for i in _integers(index)]  # the range checks and wraps around
+            picked = [
+                range(self.count)[i] for i in _integers(index)
+            ]  # the range checks indices and allows negative ones
         seen: set[int] = set()
         sources = []
         for i in picked:
@@ -133,7 +135,7 @@ class Streams:
         return self._like(like, self.laplace)
 
     def chance_like(self, like: Tensor, probability: float) -> Tensor:
-        """1 with the given probability, else 0, in the tensor's type: for arithmetic, where a mask would be slow."""
+        """1 with the given probability, else 0, in the tensor's type: for arithmetic, in which a mask would be slow."""
         # Torch converts bytes five times as fast as booleans.
         return self.chance(probability, *self._shape_of(like)).view(torch.uint8).to(like)
 
@@ -160,7 +162,7 @@ class Streams:
         values = self._fill(shape, drawn, lambda source, row: source.uniform(row))
         if dtype in (torch.float32, torch.float64):
             return values
-        # Rounding to a short type could give 1: cut to its grid instead.
+        # Rounding to a shorter type could give 1: round down to its grid instead.
         steps = 2 / torch.finfo(dtype).eps
         return values.mul_(steps).floor_().div_(steps).to(dtype)
 
@@ -186,7 +188,7 @@ class Streams:
         return self._fill(shape, np.int64, lambda source, row: source.integers(row, high))
 
     def key64(self) -> Tensor:
-        """One full 64-bit word per client, to key another generator with: int64 of shape (K,)."""
+        """One full 64-bit word per client, as the key of another generator: int64 of shape (K,)."""
         return torch.from_numpy(self._words(1).view(np.int64)).flatten()
 
     def permutation(self, length: int) -> Tensor:
@@ -194,7 +196,7 @@ class Streams:
         return self._fill((length,), np.int64, lambda source, row: source.permutation(row))
 
     def _fill(self, shape: Sequence[int], dtype: type, draw: Callable[[_Source, NDArray[Any]], None]) -> Tensor:
-        # One buffer for all clients, each row written in place. The tensor takes the buffer over without a copy.
+        # One buffer for all clients, each row written in place. The tensor uses the buffer without a copy.
         buffer: NDArray[Any] = np.empty((self.count, math.prod(shape)), dtype)
         for source, row in zip(self._sources, buffer, strict=True):
             draw(source, row)
@@ -209,7 +211,7 @@ class Streams:
     # ---- as an object --------------------------------------------------------------------------------
 
     def __repr__(self) -> str:
-        # Neither seed nor keys: a log must not give the noise away.
+        # Neither seed nor keys, because a log must not reveal the noise.
         return f"Streams({self.count} clients, {'secure' if self._lineage is None else 'seeded'})"
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -245,7 +247,7 @@ class _Lineage:
 
 
 def _encode(part: int | str) -> bytes:
-    """A number or word as type, length and content, so that a row of them can be read in one way only."""
+    """A number or word as type, length and content, so that a sequence of them can be read in one way only."""
     if isinstance(part, str):
         content = part.encode("utf-8", "surrogatepass")
         return b"s" + len(content).to_bytes(8, "little") + content
@@ -266,7 +268,7 @@ def _check_floating(dtype: torch.dtype) -> None:
         raise TypeError(f"real numbers are drawn in a floating type, not in {dtype}")
 
 
-# ---- where the numbers come from ---------------------------------------------------------------------
+# ---- sources of the numbers ---------------------------------------------------------------------
 
 
 class _Source(Protocol):
@@ -285,7 +287,7 @@ class _Source(Protocol):
 
 
 class _KeyedSource:
-    """NumPy's SFC64 with a 192-bit key, made when it is first drawn from."""
+    """NumPy's SFC64 with a 192-bit key, made at the first draw."""
 
     def __init__(self, lineage: _Lineage, client: int) -> None:
         self.lineage = lineage
@@ -294,11 +296,11 @@ class _KeyedSource:
     @cached_property
     def generator(self) -> Generator:
         key = _GivenKey(self.lineage.key(self.client))
-        return Generator(SFC64(key))  # type: ignore[arg-type]  # the stubs know SeedSequence only
+        return Generator(SFC64(key))  # type: ignore[arg-type]  # the type stubs allow only SeedSequence
 
     @cached_property
     def single_normals(self) -> torch.Generator:
-        """For normal numbers in single precision, which torch draws in less than half of NumPy's time.
+        """For normal numbers in single precision, which torch draws more than twice as fast as NumPy.
 
         Torch keeps 32 bits of a seed, so the whole state of its generator is drawn from ours.
         """
@@ -311,7 +313,7 @@ class _KeyedSource:
         return "generator" in self.__dict__
 
     def twin(self) -> _KeyedSource:
-        """The same stream at the same position, moving on its own from here."""
+        """The same stream at the same position, advancing independently from here."""
         twin = _KeyedSource(self.lineage, self.client)
         if self.started:
             twin.generator = deepcopy(self.generator)
@@ -345,7 +347,7 @@ class _KeyedSource:
 
 
 class _GivenKey(ISeedSequence):
-    """Hands a generator its whole key, as it is: `SeedSequence` would keep 128 bits of it."""
+    """Passes a generator its whole key unchanged: `SeedSequence` would keep only 128 bits of it."""
 
     def __init__(self, key: bytes) -> None:
         self.key = key
@@ -375,7 +377,7 @@ def _fresh_state() -> NDArray[np.uint64]:
 
 
 class _SystemSource:
-    """The operating system's generator, which has no state of ours that could be copied or leak."""
+    """The operating system's generator, which has no state in this process that could be copied or leak."""
 
     started = True
 
@@ -387,7 +389,7 @@ class _SystemSource:
 
     def normal(self, row: NDArray[Any]) -> None:
         words = self.words(row.size)
-        # Half a normal by its inverse CDF, on 52-bit midpoints in (0, 1/2): never 0 or 1, and both tails alike.
+        # Half a normal by its inverse CDF, on 52-bit midpoints in (0, 1/2): never 0 or 1, and both tails are alike.
         half = ((words >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-53
         row[:] = torch.special.ndtri(torch.from_numpy(half)).numpy()
         _sign(row, words)

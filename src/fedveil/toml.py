@@ -1,4 +1,4 @@
-"""Plain data as TOML, the layout of configuration files."""
+"""Write plain data as TOML, the format of configuration files."""
 
 from __future__ import annotations
 

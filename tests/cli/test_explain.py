@@ -20,7 +20,7 @@ def test_every_field_has_an_explanation_and_a_range(kind: str, name: str) -> Non
     fields = explained(cls)
     assert [field.name for field in fields] == field_names(cls)
     for field in fields:
-        assert len(field.words) > 5, f"{name}.{field.name}: say in a comment beside the field what it is"
+        assert len(field.explanation) > 5, f"{name}.{field.name}: say in a comment beside the field what it is"
         assert field.allowed not in ("", "any value"), f"{name}.{field.name}"
 
 
@@ -45,9 +45,9 @@ def test_comments_beside_and_above_a_field_are_read() -> None:
         "explanation": "how much",
         "symbol": "k in the paper",
     }
-    assert found["wide"].words == "first line and second"
+    assert found["wide"].explanation == "first line and second"
     assert found["wide"].allowed == "list of integers ≥ 1"
-    assert (found["bare"].words, found["bare"].allowed) == ("", "text, or none")
+    assert (found["bare"].explanation, found["bare"].allowed) == ("", "text, or none")
     assert found["other"].plain()["explanation"] == "in short: nothing"
     assert explained(int) == []
 

@@ -28,7 +28,7 @@ from fedveil.auditing.result import (
 )
 from fedveil.auditing.settings import AuditSettings
 from fedveil.auditing.verdict import judge
-from fedveil.tasks.holdings import Holdings
+from fedveil.tasks.client_labels import ClientLabels
 
 Pictures = NDArray[np.float32]
 CLASSES = ["t-shirt/top", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot"]
@@ -103,13 +103,13 @@ def trace(attack: str, role: Role, floor: float, steps: int = 2000) -> Trace:
     )
 
 
-def held(clients: int, labels: list[str], alpha: float, examples: int = 54_000) -> Holdings:
+def held(clients: int, labels: list[str], alpha: float, examples: int = 54_000) -> ClientLabels:
     """Labels that lie over the clients as a Dirichlet distribution has it."""
     rng = np.random.default_rng(clients)
     counts = np.stack([rng.multinomial(examples // len(labels), rng.dirichlet([alpha] * clients)) for _ in labels], 1)
     counts[counts.sum(1) == 0, 0] = 1
     sizes = counts.sum(1).tolist()
-    return Holdings(labels=labels, sizes=sizes, counts=counts.tolist(), partition=f"dirichlet:alpha={alpha}")
+    return ClientLabels(labels=labels, sizes=sizes, counts=counts.tolist(), partition=f"dirichlet:alpha={alpha}")
 
 
 def card(**more: Any) -> DefenseCard:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from fedveil.errors import FedveilError
 from fedveil.report.clients import write_picture
 from fedveil.report.heatmap import BARS, LEVELS, MOST_ROWS, heat_map
-from fedveil.tasks.holdings import Holdings
+from fedveil.tasks.client_labels import ClientLabels
 
 from .page_check import browser, inspect
 from .report_samples import HOSTILE, held
@@ -22,7 +22,7 @@ from .report_samples import HOSTILE, held
 CLASSES = [f"class {number}" for number in range(10)]
 
 
-def draw(holdings: Holdings, width: float = 720) -> ElementTree.Element:
+def draw(holdings: ClientLabels, width: float = 720) -> ElementTree.Element:
     """The picture, read back as XML: what is not well-formed raises."""
     return ElementTree.fromstring(heat_map(holdings, title="Who <holds> what", width=width))
 
@@ -53,7 +53,7 @@ def test_few_clients_have_their_numbers_and_counts() -> None:
 
 
 def test_a_shade_is_a_share() -> None:
-    found = cells(draw(Holdings(labels=["a", "b"], sizes=[10, 40], counts=[[10, 0], [20, 20]])))
+    found = cells(draw(ClientLabels(labels=["a", "b"], sizes=[10, 40], counts=[[10, 0], [20, 20]])))
     shades = [shade for *_, shade in sorted(found)]
     assert len(shades) == 3  # what a client does not hold stays blank
     assert shades[0] == 1
@@ -61,14 +61,14 @@ def test_a_shade_is_a_share() -> None:
 
 
 def test_bars_are_the_sizes() -> None:
-    picture = draw(Holdings(labels=["a"], sizes=[10, 40], counts=[[10], [40]]))
+    picture = draw(ClientLabels(labels=["a"], sizes=[10, 40], counts=[[10], [40]]))
     (bars,) = [path for path in picture.iter("path") if path.get("class") == "amount"]
     assert [float(high) for high in re.findall(r"v-([\d.]+)H", bars.get("d", ""))] == [BARS / 4, BARS]
 
 
 def test_many_clients_are_sorted_by_their_most_frequent_label() -> None:
     of = [i * 7 % 10 for i in range(480)]  # one class each, out of order
-    many = Holdings(labels=CLASSES, sizes=[20] * 480, counts=[[20 * (i == c) for c in range(10)] for i in of])
+    many = ClientLabels(labels=CLASSES, sizes=[20] * 480, counts=[[20 * (i == c) for c in range(10)] for i in of])
     picture = draw(many)
     axis = " ".join(texts(picture, "axis-title"))
     assert "480 clients, sorted by their most frequent label, 4 to a column; a row for each label" in axis
@@ -83,7 +83,7 @@ def test_many_clients_are_sorted_by_their_most_frequent_label() -> None:
 
 def test_many_labels_share_rows() -> None:
     count = 3 * MOST_ROWS
-    picture = draw(Holdings(labels=[str(i) for i in range(count)], sizes=[count], counts=[[1] * count]))
+    picture = draw(ClientLabels(labels=[str(i) for i in range(count)], sizes=[count], counts=[[1] * count]))
     assert any("3 labels to a row" in text for text in texts(picture, "axis-title"))
     assert len({top for _, _, top, _, _ in cells(picture)}) == MOST_ROWS
 
@@ -93,7 +93,7 @@ def test_many_labels_share_rows() -> None:
 def test_everything_is_inside_and_small(clients: int, labels: int, width: float, size: int) -> None:
     counts = [[size if (c + i) % 3 else 0 for c in range(labels)] for i in range(clients)]
     sizes = [max(1, sum(row)) for row in counts]
-    drawn = heat_map(Holdings(labels=["x" * 40] * labels, sizes=sizes, counts=counts), title="", width=width)
+    drawn = heat_map(ClientLabels(labels=["x" * 40] * labels, sizes=sizes, counts=counts), title="", width=width)
     assert len(drawn) < 500_000
     picture = ElementTree.fromstring(drawn)
     _, _, wide, high = map(float, picture.get("viewBox", "").split())
@@ -107,7 +107,7 @@ def test_everything_is_inside_and_small(clients: int, labels: int, width: float,
 
 
 def test_it_is_accessible_and_escaped() -> None:
-    picture = draw(Holdings(labels=[HOSTILE], sizes=[2, 3], counts=[[2], [3]]))
+    picture = draw(ClientLabels(labels=[HOSTILE], sizes=[2, 3], counts=[[2], [3]]))
     assert picture.get("role") == "img"
     assert picture.findtext("title") == "Who <holds> what"
     assert (picture.findtext("desc") or "").startswith("2 clients with 2 to 3 examples; a client has 1.0 of 1 labels")

@@ -17,7 +17,7 @@ from fedveil.errors import FedveilError
 from fedveil.report import formatting, render, write_report
 from fedveil.report.pictures import LARGEST_SIDE, data_uri
 from fedveil.report.view import MOST_COLUMNS, beside, grid, lead
-from fedveil.tasks.holdings import Holdings
+from fedveil.tasks.client_labels import ClientLabels
 
 from .report_samples import HOSTILE, SAMPLES, bare, card, full, hostile
 
@@ -288,7 +288,7 @@ def test_who_holds_what_is_drawn_from_the_saved_result(whole: Page, tmp_path: Pa
 
 def test_running_text_has_no_labels_to_draw() -> None:
     result, images = full()
-    held = Holdings(labels=[], sizes=[3, 5], counts=[[], []])
+    held = ClientLabels(labels=[], sizes=[3, 5], counts=[[], []])
     text = Page(render(result.model_copy(update={"holdings": held}), images)).text
     assert "3 and 5" in text
     assert "there are no labels to count" in text

@@ -27,9 +27,9 @@ class Items(Dataset[Any]):
     def __len__(self) -> int:
         return len(self.items)
 
-    def __getitem__(self, place: int) -> Any:
+    def __getitem__(self, index: int) -> Any:
         self.reads += 1
-        return self.items[place]
+        return self.items[index]
 
 
 def both() -> list[Examples]:
@@ -67,7 +67,7 @@ def test_batches_cover_all_in_order(examples: Examples) -> None:
 
 
 @pytest.mark.parametrize("examples", both(), ids=["arrays", "dataset"])
-def test_a_place_that_is_not_there_is_an_error(examples: Examples) -> None:
+def test_an_index_that_is_not_there_is_an_error(examples: Examples) -> None:
     with pytest.raises(IndexError):
         examples.batch([12])
 
@@ -107,7 +107,7 @@ def test_arrays_are_checked(inputs: Any, normalization: Normalization | None, li
 
 
 def test_labels_of_a_dataset_are_read_once() -> None:
-    items = Items([(torch.ones(2), np.int64(place % 2)) for place in range(6)])
+    items = Items([(torch.ones(2), np.int64(index % 2)) for index in range(6)])
     examples = DatasetExamples(items)
     assert items.reads == 6 + 2  # the first twice more, to see whether it stays the same
     assert examples.labels.tolist() == examples.subset(range(6)).labels.tolist() == [0, 1, 0, 1, 0, 1]
@@ -116,8 +116,8 @@ def test_labels_of_a_dataset_are_read_once() -> None:
 
 def test_random_transforms_are_told(caplog: pytest.LogCaptureFixture) -> None:
     class Shifting(Items):
-        def __getitem__(self, place: int) -> Any:
-            inputs, label = super().__getitem__(place)
+        def __getitem__(self, index: int) -> Any:
+            inputs, label = super().__getitem__(index)
             return inputs + self.reads, label
 
     DatasetExamples(Items([FINE]))
@@ -127,7 +127,7 @@ def test_random_transforms_are_told(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_a_dataset_may_give_numpy_named_parts_and_tensor_labels() -> None:
-    items = Items([({"x": np.full(2, place, np.float32)}, torch.tensor([place])) for place in range(3)])
+    items = Items([({"x": np.full(2, index, np.float32)}, torch.tensor([index])) for index in range(3)])
     inputs, targets = DatasetExamples(items).batch([2, 1])
     assert inputs["x"].tolist() == [[2.0, 2.0], [1.0, 1.0]]  # type: ignore[index]
     assert targets.tolist() == [2, 1]
@@ -148,7 +148,7 @@ FINE = (torch.ones(2), 0)
         ((torch.ones(3), 0), r"example 1 of the data has shape \(3,\) torch.float32, the first has shape \(2,\)"),
         ((torch.ones(2), 0.5), "label of example 1 must be one whole class number, not float"),
         ((torch.ones(2), torch.ones(2) / 2), "label of example 1 .*shape .2,. torch.float32"),
-        ((torch.ones(2), torch.ones(2)), "all class numbers, or all rows of as many zeros and ones"),
+        ((torch.ones(2), torch.ones(2)), "all class numbers, or all rows of equally many zeros and ones"),
         ((torch.ones(2).byte(), 0), "example 1 of the data has shape .2,. torch.uint8, the first has .*float32"),
         (((torch.ones(2), torch.ones(2)), 0), "input of example 1 has 2 parts without names: write {'image': a"),
         ((torch.ones(2), {"a": 1}), "label of example 1 must be one whole class number, not dict"),
@@ -164,7 +164,7 @@ def test_items_are_checked(item: Any, line: str) -> None:
 
 def test_a_dataset_that_fails_is_named_in_one_line() -> None:
     class Broken(Items):
-        def __getitem__(self, place: int) -> Any:
+        def __getitem__(self, index: int) -> Any:
             raise OSError("file gone\nwith details")
 
     with pytest.raises(FedveilError, match=r"^reading example 0 of the data failed: OSError: file gone$"):
@@ -173,7 +173,7 @@ def test_a_dataset_that_fails_is_named_in_one_line() -> None:
 
 def test_a_dataset_without_length_is_refused() -> None:
     class Endless(Dataset[Any]):
-        def __getitem__(self, place: int) -> Any:
+        def __getitem__(self, index: int) -> Any:
             return FINE
 
     with pytest.raises(FedveilError, match="Endless has no length: give a map-style data set"):

@@ -10,7 +10,7 @@ from fedveil.errors import FedveilError
 from fedveil.tasks.examples import ArrayExamples
 from fedveil.tasks.limits import LEAST_HELD_OUT, limited
 from fedveil.tasks.splits import Parts
-from fedveil.tasks.task import holdings_of
+from fedveil.tasks.task import client_labels_of
 
 # Sorted by class, as folders are: 60 %, 30 % and 10 %.
 SHARES = (0.6, 0.3, 0.1)
@@ -62,9 +62,9 @@ def test_every_client_keeps_its_share_of_its_own() -> None:
     clients = (torch.arange(0, 1000, 2), torch.arange(1, 400, 2))  # some rows are nobody's
     small, members = limited(whole, clients, 70, seed=0)
     assert members is not None
-    assert [len(places) for places in members] == [50, 20]
+    assert [len(indices) for indices in members] == [50, 20]
     found = rows(small.train)
-    assert all(found[place] % 2 == number for number, places in enumerate(members) for place in places.tolist())
+    assert all(found[index] % 2 == number for number, indices in enumerate(members) for index in indices.tolist())
     with pytest.raises(FedveilError, match="limit 2 leaves client 1 without an example: it has 1"):
         limited(whole, (torch.arange(999), torch.tensor([999])), 2, seed=0)
 
@@ -78,9 +78,9 @@ def test_limits_below_one_are_refused() -> None:
 def test_a_folder_of_pictures_is_not_cut_to_its_first_class(tmp_path: Path) -> None:
     for number, name in enumerate(("basophil", "eosinophil", "monocyte")):
         (tmp_path / name).mkdir()
-        for place in range(20):
-            Image.new("L", (8, 8), 10 * number + place).save(tmp_path / name / f"{place}.png")
-    held = holdings_of(f"image-folder:path={tmp_path},size=8,channels=1", clients=1, limit=12)
+        for index in range(20):
+            Image.new("L", (8, 8), 10 * number + index).save(tmp_path / name / f"{index}.png")
+    held = client_labels_of(f"image-folder:path={tmp_path},size=8,channels=1", clients=1, limit=12)
     assert held.labels == ["basophil", "eosinophil", "monocyte"]
     assert held.sizes == [12]
     assert min(held.counts[0]) >= 3

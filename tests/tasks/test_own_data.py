@@ -17,7 +17,7 @@ import fedveil as fv
 from fedveil.errors import FedveilError
 from fedveil.tasks.examples import Examples
 from fedveil.tasks.normalization import Normalization
-from fedveil.tasks.task import Task, holdings
+from fedveil.tasks.task import Task, client_labels
 
 ROWS = torch.arange(1200, dtype=torch.float64)[:, None]  # every row is a number, so that each can be found again
 LABELS = torch.arange(1200) % 3
@@ -32,9 +32,9 @@ def net(channels: int = 3, classes: int = 3, side: int = 8) -> nn.Module:
     return nn.Sequential(nn.Conv2d(channels, 2, 3), nn.Flatten(), nn.Linear(2 * (side - 2) ** 2, classes))
 
 
-def rows(part: Examples | None, places: Tensor | None = None) -> set[int]:
+def rows(part: Examples | None, indices: Tensor | None = None) -> set[int]:
     assert part is not None
-    inputs, targets = part.batch(torch.arange(len(part)) if places is None else places)
+    inputs, targets = part.batch(torch.arange(len(part)) if indices is None else indices)
     assert isinstance(inputs, Tensor)
     found = inputs.flatten().long()
     assert (found % 3).equal(targets)
@@ -51,8 +51,8 @@ class Pictures(Dataset[Any]):
     def __len__(self) -> int:
         return len(self.pixels)
 
-    def __getitem__(self, place: int) -> tuple[Any, Any]:
-        return IMAGENET.normalize(self.pixels[place]), place % 3
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        return IMAGENET.normalize(self.pixels[index]), index % 3
 
 
 # ---- whose rows ----------------------------------------------------------------------------------------------
@@ -61,7 +61,7 @@ class Pictures(Dataset[Any]):
 def test_clients_keep_their_rows_and_some_of_each_are_held_out() -> None:
     hospitals = [range(600), torch.arange(600, 1200)]
     made = Task(wide(), (ROWS, LABELS), clients=hospitals, split="70/10/20")
-    own = [rows(made.train, places) for places in made.clients]
+    own = [rows(made.train, indices) for indices in made.clients]
     assert own[0] < set(range(600))
     assert own[1] < set(range(600, 1200))
     assert [len(each) for each in own] == [420, 420]
@@ -77,16 +77,16 @@ def test_clients_keep_their_rows_and_some_of_each_are_held_out() -> None:
 def test_rows_of_no_client_are_held_out_and_clients_keep_all(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         made = Task(wide(), (ROWS, LABELS), clients=[range(500), [*range(600, 1100)]])
-    assert [rows(made.train, places) for places in made.clients] == [set(range(500)), set(range(600, 1100))]
+    assert [rows(made.train, indices) for indices in made.clients] == [set(range(500)), set(range(600, 1100))]
     assert rows(made.validation) | rows(made.test) == {*range(500, 600), *range(1100, 1200)}
     assert len(made.test) == 100
     assert "200 rows belong to no client" in caplog.text
     assert len(Task(wide(), (ROWS, LABELS), clients=[range(1000)], split="80/20").test) == 200
 
 
-def test_with_parts_places_are_rows_of_the_training_part() -> None:
+def test_with_parts_indices_are_rows_of_the_training_part() -> None:
     made = Task(wide(), ((ROWS, LABELS), (ROWS[:9], LABELS[:9])), clients=[range(5, 9), [2]])
-    assert [rows(made.train, places) for places in made.clients] == [{5, 6, 7, 8}, {2}]
+    assert [rows(made.train, indices) for indices in made.clients] == [{5, 6, 7, 8}, {2}]
     assert made.validation is None
 
 
@@ -95,16 +95,16 @@ def test_with_parts_places_are_rows_of_the_training_part() -> None:
     [
         ([range(600), range(599, 1200)], "row 599 belongs to client 0 and to client 1: give every row to one"),
         ([[1, 1, 2], range(5, 1200)], "client 0 has a row twice"),
-        ([range(600), range(600, 1201)], "client 1 must have at least one place in the data, 0 to 1199"),
-        ([range(600), []], "client 1 must have the places of its examples, such as range"),
-        ([range(600), [0.5]], "client 1 must have the places of its examples"),
+        ([range(600), range(600, 1201)], "client 1 must have indices of the data, 0 to 1199"),
+        ([range(600), []], "client 1 must have the indices of its examples, such as range"),
+        ([range(600), [0.5]], "client 1 must have the indices of its examples"),
         ([[0, 1], range(2, 1200)], "client 0: 2 examples cannot be divided into 3 parts.*test data apart"),
-        ([range(600), (ROWS, LABELS)], "client 1 must have the places"),
-        ("two", "clients must be a number, places, or data sets, not str"),
-        (2.5, "clients must be a number, places, or data sets, not float"),
+        ([range(600), (ROWS, LABELS)], "client 1 must have the indices"),
+        ("two", "clients must be a number, indices, or data sets, not str"),
+        (2.5, "clients must be a number, indices, or data sets, not float"),
     ],
 )
-def test_wrong_places_get_one_line(clients: Any, line: str) -> None:
+def test_wrong_indices_get_one_line(clients: Any, line: str) -> None:
     with pytest.raises(FedveilError, match=line):
         Task(wide(), (ROWS, LABELS), clients=clients)
 
@@ -112,15 +112,15 @@ def test_wrong_places_get_one_line(clients: Any, line: str) -> None:
 def test_every_hospital_may_have_a_set_of_its_own() -> None:
     first, second = (ROWS[:100], LABELS[:100]), TensorDataset(ROWS[100:300], LABELS[100:300])
     made = Task(wide(), clients=[first, second])
-    assert [len(places) for places in made.clients] == [70, 140]
+    assert [len(indices) for indices in made.clients] == [70, 140]
     assert rows(made.train, made.clients[0]) < set(range(100))
     assert rows(made.train, made.clients[1]) < set(range(100, 300))
     assert rows(made.train) | rows(made.validation) | rows(made.test) == set(range(300))
     mixed = made.clients[1][3], made.clients[0][5], made.clients[1][1]
     inputs, _ = made.train.batch(torch.stack(mixed))
-    assert [int(value) for value in inputs] == [rows(made.train, place[None]).pop() for place in mixed]
+    assert [int(value) for value in inputs] == [rows(made.train, index[None]).pop() for index in mixed]
     apart = Task(wide(), clients=[(first, first), (second, first)])
-    assert ([len(places) for places in apart.clients], len(apart.test), apart.validation) == ([100, 200], 200, None)
+    assert ([len(indices) for indices in apart.clients], len(apart.test), apart.validation) == ([100, 200], 200, None)
     assert made.data_hash != Task(wide(), clients=[second, first]).data_hash
 
 
@@ -141,7 +141,7 @@ def test_wrong_sets_of_clients_get_one_line(clients: Any, data: Any, line: str) 
 
 def test_a_limit_keeps_rows_with_their_clients() -> None:
     made = Task(wide(), (ROWS, LABELS), clients=[range(300), range(300, 1200)], limit=84)
-    assert [len(places) for places in made.clients] == [21, 63]
+    assert [len(indices) for indices in made.clients] == [21, 63]
     assert rows(made.train, made.clients[0]) < set(range(300))
     assert rows(made.train, made.clients[1]) < set(range(300, 1200))
 
@@ -153,7 +153,7 @@ def test_a_normalized_data_set_can_be_audited() -> None:
     data = Pictures(160)
     made = Task(net(), data, clients=2, normalization=IMAGENET, normalized=True)
     inputs, _ = made.train.batch([0])
-    assert any(torch.equal(inputs[0], data[place][0]) for place in range(160))  # type: ignore[arg-type]
+    assert any(torch.equal(inputs[0], data[index][0]) for index in range(160))  # type: ignore[arg-type]
     outcome = fv.audit(
         made,
         None,
@@ -162,7 +162,7 @@ def test_a_normalized_data_set_can_be_audited() -> None:
         train=False,
     )
     shown = torch.from_numpy(outcome.images.originals)
-    assert any(torch.allclose(shown[0], data.pixels[place], atol=1e-5) for place in range(160))
+    assert any(torch.allclose(shown[0], data.pixels[index], atol=1e-5) for index in range(160))
     assert outcome.result.holdings is not None
     assert outcome.result.holdings.labels == ["cat", "dog", "eel"]
 
@@ -216,7 +216,7 @@ def test_classes_have_names() -> None:
     assert Task(net(side=4), data).label_names == ("0", "1", "2")
     named = Task(net(side=4), data, class_names=["cat", "dog", "\x1b[31meel\n"])
     assert named.label_names == ("cat", "dog", "\\x1b[31meel")
-    assert holdings(named).labels == list(named.label_names)
+    assert client_labels(named).labels == list(named.label_names)
     pictures = Pictures()
     for form in (pictures, random_split(pictures, [40, 20]), Subset(Subset(pictures, range(50)), range(40))):
         assert Task(net(), form, clients=2).label_names == ("cat", "dog", "eel"), form
@@ -285,8 +285,8 @@ class Items(Dataset[Any]):
     def __len__(self) -> int:
         return len(self.items)
 
-    def __getitem__(self, place: int) -> Any:
-        return self.items[place]
+    def __getitem__(self, index: int) -> Any:
+        return self.items[index]
 
 
 def gray(value: int, mode: str = "L") -> Image.Image:
@@ -294,16 +294,16 @@ def gray(value: int, mode: str = "L") -> Image.Image:
 
 
 def test_pictures_labels_and_lists_as_people_have_them() -> None:
-    pictures = Items([(gray(place * 8), place % 3) for place in range(30)])
+    pictures = Items([(gray(index * 8), index % 3) for index in range(30)])
     made = Task(nn.Sequential(nn.Flatten(), nn.Linear(48, 3)), pictures)
     assert made.shape == (1, 6, 8)
     assert made.train.batch([0])[0].max() <= 1  # type: ignore[union-attr]
-    color = Items([(gray(place, "RGB"), np.array([place % 3])) for place in range(30)])
+    color = Items([(gray(index, "RGB"), np.array([index % 3])) for index in range(30)])
     assert Task(nn.Sequential(nn.Flatten(), nn.Linear(144, 3)), color).shape == (3, 6, 8)
     column = Task(net(side=4), (PIXELS.numpy().astype(np.float64), CLASSES.numpy()[:, None]))
     assert column.classes == 3
     assert Task(net(side=4), (PIXELS, CLASSES.tolist())).classes == 3  # torchvision's `targets`
-    findings = Items([(PIXELS[place], np.array([1, place % 2, 0], np.uint8)) for place in range(30)])
+    findings = Items([(PIXELS[index], np.array([1, index % 2, 0], np.uint8)) for index in range(30)])
     several = Task(net(side=4), findings)
     assert several.loss is functional.binary_cross_entropy_with_logits
     assert several.labels == 3

@@ -13,8 +13,8 @@ from fedveil.defenses.chain import Chain
 from fedveil.errors import FedveilError
 from fedveil.federation.checkpoint import configuration
 from fedveil.tasks.own_files import Reference, is_reference
-from fedveil.tasks.task import Task, holdings, holdings_of, task
-from fedveil.workers import Lodged, Workers, lodged_value
+from fedveil.tasks.task import Task, client_labels, client_labels_of, holdings, holdings_of, task
+from fedveil.workers import Lodged, Place, Workers, lodged_value, shared
 
 OWN = """
 import torch
@@ -100,7 +100,7 @@ def test_models_and_data_come_from_files(own: Path) -> None:
     assert made.label_names == ("cat", "dog", "e\\x1b[31mel")
     assert sum(p.numel() for p in made.model.parameters()) == 64 * 5 + 5 + 5 * 3 + 3
     assert [len(made.train), len(made.test)] == [84, 18]
-    assert holdings(made) == holdings_of(f"{own}:Pictures", clients=3)
+    assert client_labels(made) == client_labels_of(f"{own}:Pictures", clients=3)
     for data in ("arrays", "Pictures", "digits"):
         for model in ("Net", "small", "ready"):
             if (data, model) != ("digits", "ready"):  # three outputs
@@ -115,8 +115,8 @@ def test_a_dict_says_everything_that_a_task_takes(own: Path) -> None:
     assert [len(places) for places in made.clients] == [28, 56]
     assert made.normalization == fv.Normalization((0.5,), (0.25,))
     assert made.loss.__name__ == "halved"  # type: ignore[attr-defined]
-    assert holdings(made) == holdings_of(f"{own}:hospitals")
-    assert holdings(made).partition == ""
+    assert client_labels(made) == client_labels_of(f"{own}:hospitals")
+    assert client_labels(made).partition == ""
     assert len(task(f"{own}:hospitals", model=f"{own}:Net", clients=2).clients) == 2
     with pytest.raises(FedveilError, match="says who its clients are: leave the number of clients out"):
         task(f"{own}:hospitals", model=f"{own}:Net", clients=8)
@@ -179,7 +179,7 @@ def test_tasks_of_files_reach_worker_processes(own: Path) -> None:
         ("digits", "gone.py:Net", "there is no file .*gone.py$"),
         ("digits", "own.py:Nett", "unknown name in own.py 'Nett': did you mean 'Net'?"),
         ("digits", "own.py:", "cannot read '.*own.py:': write file.py:name"),
-        ("digits", "own.py:number", "own.py:number must be or give a torch.nn.Module, not int"),
+        ("digits", "own.py:number", "own.py:number must be or return a torch.nn.Module, not int"),
         ("digits", "own.py:needy", r"own.py:needy needs width \(only shape and classes can be given\): give defaults"),
         ("own.py:needy", "mlp", "own.py:needy needs width: give defaults"),
         ("own.py:number", "mlp", "own.py:number: cannot read data of type int"),

@@ -17,7 +17,7 @@ from fedveil.errors import FedveilError
 from fedveil.registry import models
 from fedveil.tasks.normalization import Normalization
 from fedveil.tasks.partition import IID
-from fedveil.tasks.task import Task, holdings, holdings_of, task
+from fedveil.tasks.task import Task, client_labels, client_labels_of, task
 
 X = torch.randn(40, 5, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(40) % 3
@@ -80,9 +80,9 @@ def test_the_seed_decides_weights_and_clients_and_leaves_torch_alone() -> None:
 
 def test_a_limit_is_of_the_task_and_of_its_holdings() -> None:
     few = task("digits", limit=20)
-    assert len(few.train) == sum(len(places) for places in few.clients) == 20
+    assert len(few.train) == sum(len(indices) for indices in few.clients) == 20
     assert len(few.test) == 256
-    assert holdings(few) == holdings_of("digits", limit=20)
+    assert client_labels(few) == client_labels_of("digits", limit=20)
     assert len(task("digits", limit=10**6).train) == 1293
 
 
@@ -167,8 +167,8 @@ def test_any_object_with_length_and_items_is_a_dataset() -> None:
         def __len__(self) -> int:
             return 9
 
-        def __getitem__(self, place: int) -> tuple[Tensor, int]:
-            return X[place], int(Y[place])
+        def __getitem__(self, index: int) -> tuple[Tensor, int]:
+            return X[index], int(Y[index])
 
     assert len(Task(linear(), Plain(), split="60/40", clients=2).train) == 5
 
@@ -214,7 +214,7 @@ def test_a_loss_of_ones_own_decides_what_labels_mean() -> None:
 
 def test_clients_of_ones_own() -> None:
     made = Task(linear(), ((X, Y), (X, Y)), clients=[[0, 1, 2], torch.tensor([5])])
-    assert [places.tolist() for places in made.clients] == [[0, 1, 2], [5]]
+    assert [indices.tolist() for indices in made.clients] == [[0, 1, 2], [5]]
     for wrong in ([], [[0], []], [[40]], [[-1]]):
         with pytest.raises(FedveilError, match="client"):
             Task(linear(), ((X, Y), (X, Y)), clients=wrong)
@@ -255,7 +255,7 @@ class Stream(IterableDataset[Any]):
 
 
 class Unsized(Dataset[Any]):
-    def __getitem__(self, place: int) -> Any:
+    def __getitem__(self, index: int) -> Any:
         return X[0], 0
 
 

@@ -19,7 +19,7 @@ from fedveil.defenses.ball import top_share
 from fedveil.errors import FedveilError
 from fedveil.registry import datasets, defenses, models
 from fedveil.streams import Streams
-from fedveil.tasks.task import holdings_of, label_table
+from fedveil.tasks.task import client_labels_of, label_table
 from fedveil.tasks.tokens import IGNORED, next_token_hits, next_token_loss
 from fedveil.tasks.vocabulary import vocabulary_of
 from fedveil.tree import Tree
@@ -55,7 +55,7 @@ def make(root: Path, model: str, data: str = "", **more: Any) -> fv.Task:
 
 def stacked(task: fv.Task, size: int = 2) -> tuple[dict[str, Tensor], Tensor]:
     """A batch of every client."""
-    held = [task.train.batch(places[:size]) for places in task.clients]
+    held = [task.train.batch(indices[:size]) for indices in task.clients]
     inputs = {name: torch.stack([each[name] for each, _ in held]) for name in held[0][0]}
     return inputs, torch.stack([targets for _, targets in held])
 
@@ -137,12 +137,12 @@ def test_a_task_of_text(root: Path) -> None:
     assert fv.task(**{**task.description, "seed": 1}, data_root=root).model_hash != task.model_hash
     assert make(root, BERT, ":length=10").data_hash != task.data_hash
     assert not dict(task.model.named_buffers())
-    assert holdings_of("sst2", clients=3, split="70/15/15", data_root=root).counts == label_table(task)
+    assert client_labels_of("sst2", clients=3, split="70/15/15", data_root=root).counts == label_table(task)
     words = make(root, GPT2)
     assert (words.perturb, words.classes, words.labels) == ("offset", None, None)
     assert label_table(words) == [[], [], []]
     with pytest.raises(FedveilError, match="running text"):
-        holdings_of("wikitext2", data_root=root)
+        client_labels_of("wikitext2", data_root=root)
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_a_task_of_text(root: Path) -> None:
     [
         ("sst2", "lenet", "sst2 is text, which lenet does not take: use bert"),
         ("wikitext2", "mlp", "wikitext2 is text, which mlp does not take: use gpt2"),
-        ("sst2", "gpt2", "gpt2 foretells text, and sst2 has classes: use bert"),
+        ("sst2", "gpt2", "gpt2 predicts text, and sst2 has classes: use bert"),
         ("wikitext2", "bert", "bert classifies, and wikitext2 has none: use gpt2"),
         ("digits", "bert", "bert takes text"),
         ("sst2:length=600", "bert", "bert takes at most 512 tokens"),

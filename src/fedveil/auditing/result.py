@@ -16,6 +16,7 @@ from fedveil.errors import FedveilError
 from fedveil.fields import problems
 from fedveil.leakage.modalities import modality
 from fedveil.leakage.modality import LINKED, Modality
+from fedveil.tasks.client_labels import ClientLabels
 from fedveil.tasks.holdings import Holdings
 
 # What can be asked of an update: can what is behind it be rebuilt, can it be linked to a known record, can it be told
@@ -212,7 +213,7 @@ class Result(Document):
     protocol: str  # "FedSGD, 4 clients, batch 8"
     attacked: str = ""  # "16 updates of one image each, at the untrained model"
     label_names: list[str] = []  # of the classes, where they have names
-    holdings: Holdings | None = None  # who holds what; None in results of versions that did not keep it
+    holdings: ClientLabels | None = None  # who holds what; None in results of versions that did not keep it
     defense: DefenseCard
     verdict: Verdict
     rows: list[Row]

@@ -1,4 +1,4 @@
-"""The command line. Torch is imported inside the commands that need it, so that help and lists come at once."""
+"""The command line. Torch is imported inside the commands that need it, so that help and lists appear at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`fedveil data`: which data sets are there, getting those that are not, checking their files, who holds what."""
+"""`fedveil data`: list data sets, download missing ones, check their files, and show how clients share them."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ def _list(
 def _fetch(
     names: Names, root: Root = None, quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False
 ) -> None:
-    """Download data sets, each file checked against its published checksum. A stopped download goes on."""
+    """Download data sets, each file checked against its published checksum. A stopped download continues."""
     from fedveil.tasks.fetch import fetch
 
     for name in names:
         _check_name(name)
     for name in names:
         if name not in SOURCES:
-            print(f"{name}: nothing to download: {WITHOUT_FILES.get(name, 'it says itself where its files are')}")
+            print(f"{name}: nothing to download: {WITHOUT_FILES.get(name, 'it defines itself where its files are')}")
             continue
         with _bar(quiet) as progress:
             came = fetch(name, SOURCES[name], root, progress)
@@ -76,7 +76,7 @@ def _fetch(
 def _check(
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[NAME]...", help="Data sets; else all that are there.", autocompletion=SETS),
+        typer.Argument(metavar="[NAME]...", help="Data sets; by default all that are there.", autocompletion=SETS),
     ] = None,
     root: Root = None,
 ) -> None:
@@ -130,13 +130,13 @@ def _check_name(name: str) -> None:
 
 def _row(name: str, root: Path | None) -> dict[str, str]:
     if name not in SOURCES:
-        return {"name": name, "state": "-", "where": WITHOUT_FILES.get(name, "says itself where its files are")}
+        return {"name": name, "state": "-", "where": WITHOUT_FILES.get(name, "defines itself where its files are")}
     there = locate(SOURCES[name], root)
     if there.complete:
         return {"name": name, "state": "there", "where": f"{there.folder}{_partly(name, there)}"}
     get = f"`fedveil data fetch {name}`" if SOURCES[name].remotes else SOURCES[name].how
-    place = there.folder if there.found else data_root(root) / SOURCES[name].folders[0]
-    return {"name": name, "state": "missing", "where": f"{', '.join(there.missing)} in {place}: {get}"}
+    folder = there.folder if there.found else data_root(root) / SOURCES[name].folders[0]
+    return {"name": name, "state": "missing", "where": f"{', '.join(there.missing)} in {folder}: {get}"}
 
 
 def _partly(name: str, there: Located) -> str:
@@ -149,7 +149,7 @@ def _readable(name: str, root: Path | None) -> bool:
 
 
 def _checked(name: str, root: Path | None) -> str:
-    """What a set holds, after it was read whole."""
+    """Read a whole set and describe what it holds."""
     from fedveil.tasks.datasets.text import LoadedText
     from fedveil.tasks.fetch import matches
     from fedveil.tasks.image_files import ImageFiles
@@ -157,8 +157,8 @@ def _checked(name: str, root: Path | None) -> str:
     data = datasets.build(name).load(root)
     for part in data.parts.values():
         if isinstance(part.images, ImageFiles):
-            for place in range(len(part)):
-                part.images.read(place)
+            for index in range(len(part)):
+                part.images.read(index)
     counts = " + ".join(f"{len(part):,}" for part in data.parts.values())
     shape = "×".join(map(str, data.shape))
     facts = [f"{counts} texts of up to {shape} tokens" if isinstance(data, LoadedText) else f"{counts} images, {shape}"]
@@ -175,7 +175,7 @@ def _checked(name: str, root: Path | None) -> str:
 
 @contextmanager
 def _bar(quiet: bool) -> Iterator[Progress | None]:
-    """A progress bar on a terminal, else nothing."""
+    """A progress bar on a terminal, otherwise nothing."""
     if quiet or not sys.stderr.isatty():
         yield None
         return

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Stopped(Exception):
-    """Ctrl-C or another signal, with what to type to go on."""
+    """Ctrl-C or another signal, with the command that continues the run."""
 
     def __init__(self, words: str, code: int) -> None:
         super().__init__(words)
@@ -28,9 +28,9 @@ class Stopped(Exception):
 
 
 class Display:
-    """The progress of one run. A quiet one shows nothing.
+    """Shows the progress of one run; nothing if `quiet`.
 
-    A resumed run shows its first stage once its checkpoint was found to be right: a refusal is one line.
+    The first stage of a resumed run appears only after its checkpoint was accepted, so that a refusal is one line.
     """
 
     def __init__(self, *, quiet: bool = False, resumes: bool = False) -> None:
@@ -38,7 +38,7 @@ class Display:
         self._meter = Meter("none" if quiet else style_for(True))
 
     def stage(self, line: str) -> None:
-        """Name the stage that starts."""
+        """A stage starts."""
         if self._held is not None and not self._held:
             self._held.append(line)
             return
@@ -52,7 +52,7 @@ class Display:
             self._meter.stage(line)
 
     def watch(self) -> Watch:
-        """Who watches a run."""
+        """What a run reports its progress to."""
         from fedveil.federation.observers import Observer, Watch
         from fedveil.federation.progress import ProgressBar
 
@@ -76,7 +76,7 @@ class Display:
 
     @contextmanager
     def running(self, go_on: Callable[[], str] = lambda: "") -> Iterator[None]:
-        """While the work goes on: Ctrl-C becomes a line that says how to go on, if there is something to go on with."""
+        """During this block, Ctrl-C becomes a line that says how to continue, if there is something to continue."""
         try:
             yield
         except (KeyboardInterrupt, Signaled) as error:
@@ -87,7 +87,7 @@ class Display:
 
 
 def beside_the_model(run: Run) -> Iterator[str]:
-    """What a run noted besides its model: how good other models are, and how far inputs were moved."""
+    """What a run measured besides its model: how good other models are, and how much inputs were changed."""
     for name, value in run.utility.beside.items():
         yield f"{name}: test {run.utility.metric} {value:.1%} (not that of the federation's model)"
     moved = [record for record in run.history if record.perturbation is not None]
@@ -96,19 +96,19 @@ def beside_the_model(run: Run) -> Iterator[str]:
 
 
 class OneLine(logging.Handler):
-    """Each record as one line on standard error, wherever that points by then."""
+    """Prints each record as one line on the current standard error."""
 
     def emit(self, record: logging.LogRecord) -> None:
         print(f"fedveil: {record.levelname.lower()}: {printable(record.getMessage())}", file=sys.stderr)
 
 
 def debugging() -> bool:
-    """Whether the user wants to see the inside."""
+    """Whether the user wants tracebacks and the log."""
     return os.environ.get("FEDVEIL_DEBUG", "") not in ("", "0")
 
 
 def set_up_logging() -> None:
-    """fedveil's warnings as lines; warnings of the libraries below only when debugging."""
+    """Show fedveil's warnings as single lines; those of other libraries only when debugging."""
     logger = logging.getLogger("fedveil")
     logger.setLevel(logging.INFO if debugging() else logging.WARNING)
     if not any(isinstance(handler, OneLine) for handler in logger.handlers):

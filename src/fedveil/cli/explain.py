@@ -1,7 +1,7 @@
-"""The fields of a declared class in words: what is allowed comes from their types, what they mean from the comments.
+"""The fields of a declared class in words: allowed values come from their types, explanations from their comments.
 
 The comment beside a field (or right above it) explains it: `keep: KeepProbability = 0.8  # p in the paper: probability
-that an entry is kept`. Before the colon stands what the paper calls it, where there is such a name.
+that an entry is kept`. The paper's own symbol, if there is one, comes before the colon.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ class Explained:
     allowed: str  # "number > 0 and ≤ 1"
     required: bool
     default: Any
-    words: str  # "p in the paper: probability that an entry is kept"; "" if nobody explains it
+    explanation: str  # "p in the paper: probability that an entry is kept"; may be empty
 
     def plain(self) -> dict[str, Any]:
-        """For JSON: what the paper calls it stands apart."""
-        called = _CALLED.fullmatch(self.words)
+        """As plain data for JSON, with the paper's symbol apart."""
+        called = _CALLED.fullmatch(self.explanation)
         return {
             "name": self.name,
             "allowed": self.allowed,
             **({} if self.required else {"default": self.default}),
-            "explanation": called[2] if called else self.words,
+            "explanation": called[2] if called else self.explanation,
             "symbol": called[1] if called else None,
         }
 
 
 def explained(cls: type) -> list[Explained]:
-    """The fields of a class in their order; none of one that is not declared."""
+    """The fields of a class in order; none if the class is not declared."""
     if not dataclasses.is_dataclass(cls):
         return []
     described = pydantic.TypeAdapter(cls).json_schema()
@@ -87,14 +87,14 @@ def _allowed(schema: dict[str, Any], shared: dict[str, Any]) -> str:
     if kind == "array":
         inside = _allowed(schema.get("items", {}), shared)
         return "list of " + re.sub("^(number|integer)", "\\g<1>s", inside)
-    # That a number must fit into float32 goes without saying.
+    # Not worth mentioning: every number must fit into float32.
     known = {sign: schema[key] for key, sign in _BOUNDS.items() if schema.get(key, LARGEST) != LARGEST}
     bounds = " and ".join(f"{sign} {spelled(bound)}" for sign, bound in known.items())
     return " ".join(filter(None, ({"string": "text"}.get(str(kind), str(kind or "any value")), bounds)))
 
 
 def _comments(cls: type) -> dict[str, str]:
-    """The comments of a class's fields and its bases', from their sources, as far as these are at hand."""
+    """The comments of the fields of a class and its bases, as far as their sources are available."""
     found: dict[str, str] = {}
     for each in reversed(cls.__mro__):
         try:

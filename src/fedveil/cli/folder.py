@@ -1,4 +1,4 @@
-"""The output folder of a run: who may write there, and whether it goes on or starts anew."""
+"""The output folder of a run: who may write there, and whether the run continues or starts from the beginning."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedveil.ownership import LOCK, InUse, owned
 from fedveil.tasks.own_files import Reference, is_reference
 from fedveil.toml import to_toml
 
-HOME = Path("fedveil-out")  # where runs go that name no folder
+HOME = Path("fedveil-out")  # for runs without a folder of their own
 CONFIG = "config.toml"
 DONE = {"audit": "result.json", "train": "history.json"}  # written last
 FILES = ("result.json", "history.json", "report.html", "images.safetensors", "model.safetensors")
@@ -28,29 +28,30 @@ FOLDERS = ("attacks", "defended", "undefended", "captures", "truths")
 
 @dataclass
 class Claim:
-    """A folder that this run has."""
+    """A folder that belongs to this run."""
 
     path: Path
     finished: bool = False  # nothing is left to do: show what is there
-    resumes: bool = False  # an earlier process began
-    begun: bool = False  # there is something to go on with
+    resumes: bool = False  # started by an earlier process
+    begun: bool = False  # there is something to continue
 
     def begin(self, config: Config) -> None:
-        """Make the folder's contents this run's, once. Nothing is touched before: whatever was there may stay."""
+        """Clear the folder and write this run's configuration, once. Before that, its contents are not touched."""
         if self.resumes or self.begun:
             self.begun = True
             return
-        # What says that the old run was finished goes first, its configuration last: a kill leaves a half-done run.
+        # Remove first what marks the old run as finished, and replace its configuration last, so that a kill in between
+        # leaves a half-done run.
         for name in (*FILES, "checkpoint.safetensors"):
             (self.path / name).unlink(missing_ok=True)
         for name in FOLDERS:
             shutil.rmtree(self.path / name, ignore_errors=True)
-        head = f"# fedveil {config.command} --config {CONFIG} does this again, with --resume goes on with it\n"
+        head = f"# fedveil {config.command} --config {CONFIG} does this again; with --resume it continues\n"
         write_atomically(self.path / CONFIG, (head + to_toml(config.kept())).encode())
         self.begun = True
 
     def give_back(self) -> None:
-        """After a run that was refused before any of its work was kept: nothing stands in the way of the next."""
+        """Remove the configuration of a run that was refused before it kept any work, to make room for the next."""
         kept = {path for path in self.path.rglob("*") if path.is_file()} - {self.path / LOCK}
         if self.begun and not self.resumes and kept == {self.path / CONFIG}:
             (self.path / CONFIG).unlink()
@@ -58,7 +59,7 @@ class Claim:
 
 @contextmanager
 def claimed(config: Config, source: Path | None, *, resume: bool) -> Iterator[Claim]:
-    """Choose and check the folder, and have it while the block runs; or refuse in one line.
+    """Choose and check the folder, and own it while the block runs.
 
     `source` is the configuration file, if there is one.
     """
@@ -96,9 +97,9 @@ def _claim(path: Path, config: Config, resume: bool) -> Claim:
 
 @contextmanager
 def own_folder(path: Path | None, label: str, mark: str) -> Iterator[Path]:
-    """Have a folder while the block runs: this one, or the first free one of this name and a number.
+    """Own a folder while the block runs: this one, or the first free one of this name and a number.
 
-    One with contents is a run's if it holds the file `mark`; any other is not touched.
+    A folder with contents belongs to a run if it holds the file `mark`; any other is refused.
     """
     with ExitStack() as stack:
         if path is None:
@@ -113,7 +114,7 @@ def own_folder(path: Path | None, label: str, mark: str) -> Iterator[Path]:
 
 
 def _free_folder(label: str, stack: ExitStack) -> Path:
-    """The first folder of this name and a number that does not exist yet, and that no other run takes meanwhile."""
+    """The first folder of this name and a number that does not exist yet and that no other run takes first."""
     for number in itertools.count(1):
         path = HOME / f"{label}-{number}"
         with suppress(InUse):
@@ -132,7 +133,7 @@ def _visible(path: Path) -> list[str]:
     try:
         return [item.name for item in path.iterdir() if not item.name.startswith(".")]
     except OSError:
-        return []  # not there yet; what is wrong with it is told when it is made
+        return []  # it does not exist yet, or making it will say what is wrong
 
 
 def _label(config: Config) -> str:
@@ -142,12 +143,12 @@ def _label(config: Config) -> str:
 
 
 def _word(spec: str) -> str:
-    """What a data set or model is called in the name of a folder: of a Python file, what is taken from it."""
+    """The name of a data set or model in the name of a folder; without the file, if it comes from one."""
     return Reference.read(spec).name if is_reference(spec) else spec.partition(":")[0]
 
 
 def _beside(source: Path | None, resume: bool) -> Path | None:
-    """A resumed run stands where its own configuration file does."""
+    """The folder of the configuration file, if a run is resumed by its own."""
     if resume and source is not None and source.name == CONFIG and "command" in read_toml(source):
         return source.parent
     return None
@@ -167,7 +168,7 @@ def _changed(path: Path, config: Config) -> list[str]:
 
 
 def _comparable(kept: dict[str, Any]) -> dict[str, Any]:
-    """As the file gives it back. Where data files lie is no part of the configuration: their hash is checked."""
+    """The configuration as read back from a file, without the folder of the data, whose hash is checked instead."""
     plain = tomllib.loads(to_toml(kept))
     plain["task"].pop("data_root", None)
     return plain

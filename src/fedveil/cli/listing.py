@@ -19,7 +19,7 @@ KINDS = (*REGISTRIES, "metrics")
 
 
 def show_list(kind: str | None, name: str | None, *, as_json: bool) -> None:
-    """Print all kinds, one kind, or one thing with its fields. Only the last imports anything heavy."""
+    """Print all kinds, one kind, or one thing with its fields. Only the last imports heavy libraries."""
     if kind is not None and kind not in KINDS:
         for each in KINDS:
             if kind in (entry.name for entry in _entries(each)):
@@ -47,7 +47,7 @@ def kinds_like(incomplete: str) -> list[str]:
 
 
 def names_like(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
-    """For the shell's completion: names of the kind that stands before."""
+    """For the shell's completion: names of the kind given before."""
     kind = context.params.get("kind")
     return names_of(kind)(incomplete) if kind in REGISTRIES else []
 
@@ -69,7 +69,7 @@ def _show_one(kind: str, name: str, *, as_json: bool) -> None:
     for field in fields:
         default = "required" if field.required else f"default {_default(field.default)}"
         print(f"\n  {field.name}: {field.allowed}; {default}")
-        print(textwrap.fill(field.words, width - 1, initial_indent="      ", subsequent_indent="      "))
+        print(textwrap.fill(field.explanation, width - 1, initial_indent="      ", subsequent_indent="      "))
     if kind in REGISTRIES and not fields:
         print("\n  It has no fields.")
 
@@ -85,7 +85,7 @@ def _entries(kind: str) -> list[Entry]:
 
 
 def _facts(entry: Entry) -> dict[str, str]:
-    """Place, guarantee and paper, as far as they are known without importing the class."""
+    """Place, guarantee and paper, as far as known without importing the class."""
     facts = {"place": "place", "promises": "guarantee", "paper": "paper"}
     return {fact: str(entry.constants[key]) for key, fact in facts.items() if entry.constants.get(key)}
 
@@ -95,7 +95,7 @@ def _plain(entry: Entry) -> dict[str, str]:
 
 
 def _shown(entry: Entry, indent: int, width: int) -> list[str]:
-    """What it does beside its name; below, where a defense acts and what it promises, and the paper."""
+    """The name and what it does; below, where a defense acts, what it guarantees, and the paper."""
     facts = _facts(entry)
     place, guarantee, paper = (facts.get(key, "") for key in ("place", "guarantee", "paper"))
     acts = f"Acts at: {place}. " if place else ""
@@ -103,5 +103,5 @@ def _shown(entry: Entry, indent: int, width: int) -> list[str]:
     room = max(30, width - indent - 5)
     lines = [line for text in (entry.summary, *below) for line in textwrap.wrap(text, room, break_on_hyphens=False)]
     first, *others = lines or [""]
-    gap = [""] if any(below) else []  # a block of several lines stands apart
+    gap = [""] if any(below) else []  # separates blocks of several lines
     return [f"  {entry.name.ljust(indent)}  {first}", *(" " * (indent + 4) + line for line in others), *gap]

@@ -1,4 +1,4 @@
-"""`fedveil`: the commands, and how whatever goes wrong becomes one line."""
+"""`fedveil`: the commands, and how every error becomes one line."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fedveil.ownership import owned
 from fedveil.signals import Signaled, exit_code, hear_signals, heard
 from fedveil.version import __version__
 
-# Newer versions of Typer carry a Click of their own; its errors are found through one that Typer shows.
+# Newer versions of Typer contain a copy of Click; the base of its errors is reached through one that Typer exports.
 _UsageError: type[Exception] = next(cls for cls in typer.BadParameter.__mro__ if cls.__name__ == "ClickException")
 
 app = typer.Typer(
@@ -35,15 +35,15 @@ app.add_typer(data_command.app, name="data")
 
 def main() -> None:
     """The entry point."""
-    # Threads of torch that wait in a loop slow a run down many times as soon as another program wants the processor.
-    # Read when torch is loaded, which no command has done yet.
+    # Torch's threads would otherwise wait in a busy loop, which slows a run down many times as soon as another program
+    # needs the processor. Torch reads this when it is loaded, which no command has done yet.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     keep_freed_memory()
     set_up_logging()
     try:
         hear_signals()
         code = run(sys.argv[1:])
-    except (KeyboardInterrupt, Signaled) as error:  # before the command began, or after its end
+    except (KeyboardInterrupt, Signaled) as error:  # before the command started, or after its end
         code = exit_code(error)
     sys.exit(code)
 
@@ -51,7 +51,7 @@ def main() -> None:
 def run(arguments: Sequence[str]) -> int:
     """Run one command; returns the exit code.
 
-    0; 2 for wrong input; 3 for a finding that --fail-if names; 128 + the number of a signal; 1 for anything else.
+    0 for success, 2 for wrong input, 3 for a finding that --fail-if names, 128 + the number of a signal, 1 otherwise.
     """
     try:
         done = app(list(arguments) or ["--help"], standalone_mode=False, prog_name="fedveil")
@@ -74,7 +74,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _usage(error: Any) -> str:
-    """What is wrong with how a command was typed, and what would be right."""
+    """What is wrong with a command line, and what would be right."""
     message = str(error.format_message())
     flag = getattr(error, "option_name", None)
     command = next((each.command for each in SETTINGS if each.flag == flag and each.command), None)
@@ -124,7 +124,7 @@ def _train(given: Given) -> None:
 
 
 def _defaults_from(context: typer.Context, path: Path | None) -> Path | None:
-    """Take what a TOML file says for what the command line does not; the keys are the options' names."""
+    """Take options that the command line does not give from a TOML file; its keys are the options' names."""
     if path is None or context.resilient_parsing:
         return path
     from fedveil.cli.config import read_toml
@@ -238,7 +238,8 @@ def _report(
     from fedveil.auditing.audit_result import AuditResult
     from fedveil.auditing.result import load_result
 
-    # Who writes into the folder must have it. A report elsewhere only reads, which never meets a half-written file.
+    # Writing into the folder requires owning it. For a report elsewhere it is only read, and its files are never
+    # half-written.
     with owned(folder if path is None and folder.is_dir() else None):
         outcome = AuditResult(*load_result(folder))
         print(outcome.report(path or folder / "report.html"))

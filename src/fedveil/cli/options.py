@@ -23,7 +23,7 @@ TASK, DEFENSE, FEDERATION, AUDIT, RUN = "Data and model", "Defense", "Federation
 
 @dataclass(frozen=True)
 class Setting:
-    """One option. The classes that the keys belong to hold the defaults and check the values."""
+    """One option. Defaults and checks are in the classes that the keys belong to."""
 
     key: str  # in the configuration file: "federation.lr" is `lr` in the section [federation]
     flag: str
@@ -31,15 +31,15 @@ class Setting:
     help: str
     panel: str
     default: str = ""  # as the help shows it; a test compares it with the class
-    command: Command | None = None  # None: of both
+    command: Command | None = None  # None: both
 
     @property
     def name(self) -> str:
-        """As a Python identifier."""
+        """The key as a Python identifier."""
         return self.key.replace(".", "_")
 
     def read(self, given: Any) -> Any:
-        """What was typed, as the configuration file would have it. Bad values are left for the class to refuse."""
+        """The typed value as it would be in the configuration file. Bad values are refused later, by the class."""
         if self.kind == "number":
             return parse_value(given)
         if self.kind == "numbers":
@@ -71,7 +71,7 @@ SETTINGS = (
         "task.limit",
         "--limit",
         "number",
-        "Use so many training examples, drawn by class.",
+        "Use at most this many training examples, drawn by class.",
         TASK,
         "all",
     ),
@@ -88,10 +88,10 @@ SETTINGS = (
         "none",
     ),
     Setting("federation.protocol", "--protocol", "text", "fedsgd or fedavg.", FEDERATION, "fedsgd"),
-    Setting("federation.rounds", "--rounds", "number", "Rounds of training; for an audit 0: none.", FEDERATION, "10"),
+    Setting("federation.rounds", "--rounds", "number", "Rounds of training; 0: audit without training.", FEDERATION, "10"),
     Setting("federation.batch_size", "--batch-size", "number", "Examples per step of a client.", FEDERATION, "8"),
     Setting("federation.lr", "--lr", "number", "Learning rate.", FEDERATION, "0.1"),
-    Setting("federation.lr_steps", "--lr-steps", "steps", "From a round on, another rate: 51:0.001.", FEDERATION),
+    Setting("federation.lr_steps", "--lr-steps", "steps", "Another rate from a round on: 51:0.001.", FEDERATION),
     Setting(
         "federation.sampling_rate", "--sampling-rate", "number", "Share of the clients in a round.", FEDERATION, "1.0"
     ),
@@ -99,7 +99,7 @@ SETTINGS = (
         "federation.weighting",
         "--weighting",
         "text",
-        "Clients count alike (uniform) or by size.",
+        "Clients count equally (uniform) or by size.",
         FEDERATION,
         "uniform",
     ),
@@ -111,7 +111,7 @@ SETTINGS = (
         "federation.warmup_rounds",
         "--warmup-rounds",
         "number",
-        "First rounds, without the defense.",
+        "Rounds without the defense at the start.",
         FEDERATION,
         "0",
     ),
@@ -119,7 +119,7 @@ SETTINGS = (
         "federation.patience",
         "--patience",
         "number",
-        "Stop after so many rounds without better validation accuracy.",
+        "Stop after this many rounds without better validation accuracy.",
         FEDERATION,
         "never",
     ),
@@ -127,7 +127,7 @@ SETTINGS = (
         "federation.evaluate_every",
         "--evaluate-every",
         "number",
-        "Evaluate the model so many rounds apart.",
+        "Rounds between evaluations of the model.",
         FEDERATION,
         "1",
     ),
@@ -143,7 +143,7 @@ SETTINGS = (
         "federation.record_clients",
         "--record-clients",
         "number",
-        "Capture only the first so many clients.",
+        "Capture only this many clients, the first ones.",
         FEDERATION,
         "all",
         command="train",
@@ -152,7 +152,7 @@ SETTINGS = (
         "federation.local_utility",
         "--local-utility",
         "number",
-        "Evaluate also the own models of so many clients a round.",
+        "Also evaluate the models of this many clients per round.",
         FEDERATION,
         "0",
     ),
@@ -178,7 +178,7 @@ SETTINGS = (
         "clients",
         "audit",
     ),
-    Setting("audit.rounds", "--attack-rounds", "numbers", "At whose start to attack: 1,5.", AUDIT, "1", "audit"),
+    Setting("audit.rounds", "--attack-rounds", "numbers", "Rounds at whose start to attack: 1,5.", AUDIT, "1", "audit"),
     Setting(
         "audit.local_steps",
         "--local-steps",
@@ -230,7 +230,7 @@ SETTINGS = (
         "audit.rule_out",
         "--rule-out",
         "number",
-        "Share of recognized images to be ruled out before it says 'no leakage found'.",
+        "Share of recognized images to rule out before saying 'no leakage found'.",
         AUDIT,
         "0.25",
         "audit",
@@ -239,7 +239,7 @@ SETTINGS = (
         "audit.recognizable_from",
         "--recognizable-from",
         "number",
-        "Similarity from which on a picture that is picked counts as recognizable.",
+        "Similarity at which a picture that is picked counts as recognizable.",
         AUDIT,
         "0.5",
         "audit",
@@ -253,7 +253,7 @@ SETTINGS = (
         "0.05",
         "audit",
     ),
-    Setting("seed", "--seed", "number", "Of everything random.", RUN, "0"),
+    Setting("seed", "--seed", "number", "Seed of everything random.", RUN, "0"),
     Setting("device", "--device", "text", "Where to compute: cpu, cuda, mps.", RUN, "cpu"),
     Setting("backend", "--backend", "text", "auto, loop, stacked or compiled.", RUN, "auto"),
     Setting("workers", "--workers", "text", "Processes for FedAvg and attacks: auto or a number.", RUN, "auto"),
@@ -276,23 +276,23 @@ _METAVARS = {"text": "TEXT", "number": "NUMBER", "numbers": "N,N", "steps": "ROU
 
 @dataclass(frozen=True)
 class Given:
-    """What was given on the command line."""
+    """The options given on the command line."""
 
-    values: dict[str, Any]  # by key, as the configuration file would have them
+    values: dict[str, Any]  # by key, as they would be in the configuration file
     config: Path | None
     resume: bool
 
 
 def with_settings(command: Command) -> Callable[[Callable[[Given], int | None]], Callable[..., int | None]]:
-    """Give a command that takes a `Given` the options of the table."""
+    """Add the options of the table to a command that takes a `Given`."""
     chosen = [setting for setting in SETTINGS if setting.command in (None, command)]
 
     def decorate(function: Callable[[Given], int | None]) -> Callable[..., int | None]:
         def typed(*, config: Path | None = None, resume: bool = False, **options: Any) -> int | None:
             return function(Given(read_values({s.key: options[s.name] for s in chosen}), config, resume))
 
-        file = typer.Option("--config", metavar="FILE", help="TOML file; options win over it.", rich_help_panel=RUN)
-        again = typer.Option("--resume", help="Go on with a stopped run.", rich_help_panel=RUN, show_default=False)
+        file = typer.Option("--config", metavar="FILE", help="TOML file; options override it.", rich_help_panel=RUN)
+        again = typer.Option("--resume", help="Continue a stopped run.", rich_help_panel=RUN, show_default=False)
         parameters = [_parameter(setting) for setting in chosen]
         parameters.append(_keyword("config", None, Annotated[Path | None, file]))
         parameters.append(_keyword("resume", False, Annotated[bool, again]))
@@ -308,10 +308,10 @@ _NAMED = {"task.data": "datasets", "task.model": "models", "defense": "defenses"
 
 
 def names_of(kind: str) -> Callable[[str], list[tuple[str, str]]]:
-    """For the shell's completion: the names of a kind that a word may become, with what they are. Needs no torch."""
+    """For the shell's completion: the names of a kind that match a word, with their summaries. Needs no torch."""
 
     def complete(incomplete: str) -> list[tuple[str, str]]:
-        chain, plus, last = incomplete.rpartition("+")  # of defenses only the last one is open
+        chain, plus, last = incomplete.rpartition("+")  # of a chain of defenses, complete the last
         entries = REGISTRIES[kind].entries().values()
         return [(f"{chain}{plus}{each.name}", _short(each.summary)) for each in entries if each.name.startswith(last)]
 
@@ -319,12 +319,12 @@ def names_of(kind: str) -> Callable[[str], list[tuple[str, str]]]:
 
 
 def _short(summary: str) -> str:
-    """One line beside a name: some shells would break a longer one."""
+    """Short enough for one line beside a name, in any shell."""
     return textwrap.shorten(summary, 60, placeholder=" …")
 
 
 def option(key: str) -> Any:
-    """The option of a key of the table, for the signature of a command."""
+    """The option for a key of the table, for the signature of a command."""
     setting = _BY_KEY[key]
     return typer.Option(
         setting.flag,
@@ -337,7 +337,7 @@ def option(key: str) -> Any:
 
 
 def read_values(options: dict[str, Any]) -> dict[str, Any]:
-    """What was typed for keys of the table, as the configuration file would have it; without what was not given."""
+    """The given options, by key, as they would be in the configuration file."""
     return {key: _BY_KEY[key].read(value) for key, value in options.items() if value not in (None, [])}
 
 

@@ -1,4 +1,4 @@
-"""`fedveil data show`: who would hold what, as a table, in a few numbers, and as a picture."""
+"""`fedveil data show`: how the labels would be distributed over the clients, as table, numbers and picture."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from fedveil.cli.config import Config
 from fedveil.cli.options import Given
 from fedveil.registry import datasets
 from fedveil.report.clients import check_picture_path, facts, write_picture
-from fedveil.tasks.holdings import Holdings
+from fedveil.tasks.client_labels import ClientLabels
 from fedveil.tasks.own_files import is_reference
-from fedveil.tasks.task import holdings_of
+from fedveil.tasks.task import client_labels_of
 
 MOST_LINES = 40
 
 
 def show(name: str, values: dict[str, Any], out: Path | None, *, as_json: bool) -> None:
-    """Count and print; draw if a file is named. `values` are by the keys of the configuration file."""
+    """Count and print; draw if `out` is given. The keys of `values` are those of the configuration file."""
     if out is not None:
         check_picture_path(out)
     if not is_reference(name):
-        datasets.parse(name)  # a wrong name is told as such, not as the option that it is elsewhere
+        datasets.parse(name)  # so that the error for a wrong name does not speak of the option --data
     config = Config.read("audit", Given({**values, "task.data": name}, None, False))
     task = config.task
-    held = holdings_of(
+    held = client_labels_of(
         task.data,
         clients=task.clients,
         split=task.split,
@@ -53,16 +53,16 @@ def show(name: str, values: dict[str, Any], out: Path | None, *, as_json: bool) 
         print("\nToo many for a table here: --out FILE.html draws them, --json lists them")
 
 
-def table(held: Holdings, width: int) -> list[str]:
-    """Examples of each label and client, whichever of the two ways round fits; nothing where neither does.
+def table(held: ClientLabels, width: int) -> list[str]:
+    """Examples of each label and client, with clients as columns or as rows, whichever fits; empty if neither does.
 
-    >>> print("\\n".join(table(Holdings(labels=["cat", "dog"], sizes=[9, 3], counts=[[7, 2], [0, 3]]), 80)))
+    >>> print("\\n".join(table(ClientLabels(labels=["cat", "dog"], sizes=[9, 3], counts=[[7, 2], [0, 3]]), 80)))
     label  client 0  1  all
     cat           7  0    7
     dog           2  3    5
     all           9  3   12
     """
-    # With several labels, or none, to an example the columns do not add up: the last line counts examples.
+    # If examples have several labels or none, the columns do not add up; the last line counts examples.
     rows = [["label", *(f"{'' if i else 'client '}{i}" for i in range(len(held.sizes))), "all"]]
     for name, counts, total in zip(held.labels, zip(*held.counts, strict=True), held.totals, strict=True):
         rows.append([name, *(f"{count:,}" for count in counts), f"{total:,}"])

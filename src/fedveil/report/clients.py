@@ -13,7 +13,7 @@ from fedveil.files import writable_folder, write_atomically
 from fedveil.report.environment import environment
 from fedveil.report.heatmap import heat_map
 from fedveil.report.view import WIDTHS
-from fedveil.tasks.holdings import Holdings
+from fedveil.tasks.client_labels import ClientLabels
 
 SUFFIXES = (".html", ".svg")
 
@@ -27,7 +27,7 @@ class Held:
     caption: str
 
 
-def held(holdings: Holdings) -> Held:
+def held(holdings: ClientLabels) -> Held:
     """The facts, the picture for wide and narrow pages (none of running text), and how to read it."""
     title = "How the labels lie over the clients"
     widths = WIDTHS if holdings.labels else {}
@@ -35,7 +35,7 @@ def held(holdings: Holdings) -> Held:
     return Held(facts(holdings), charts, caption(holdings))
 
 
-def facts(holdings: Holdings) -> list[tuple[str, str]]:
+def facts(holdings: ClientLabels) -> list[tuple[str, str]]:
     """The numbers beside the picture."""
     sizes = holdings.sizes
     found = [
@@ -53,7 +53,7 @@ def facts(holdings: Holdings) -> list[tuple[str, str]]:
     return [(name, value) for name, value in found if value]
 
 
-def caption(holdings: Holdings) -> str:
+def caption(holdings: ClientLabels) -> str:
     """How to read the picture and its one number."""
     if not holdings.labels:
         return "The examples are running text: there are no labels to count."
@@ -72,7 +72,7 @@ def check_picture_path(path: Path) -> None:
         raise FedveilError(f"{path} must end in {' or '.join(SUFFIXES)}: a page, or the picture alone")
 
 
-def write_picture(holdings: Holdings, title: str, path: Path) -> None:
+def write_picture(holdings: ClientLabels, title: str, path: Path) -> None:
     """Write a page (.html) or the picture alone (.svg)."""
     check_picture_path(path)
     shown = held(holdings)

@@ -16,7 +16,7 @@ from statistics import fmean
 from markupsafe import Markup
 
 from fedveil.report.drawing import FONT, LINE, characters, svg, text, text_width
-from fedveil.tasks.holdings import Holdings
+from fedveil.tasks.client_labels import ClientLabels
 
 LEVELS = 20  # shades
 LEGEND = (0.0, 0.01, 0.1, 0.25, 0.5, 1.0)
@@ -66,7 +66,7 @@ class Frame:
         return self.left + (column + 0.5) * self.across, self.top + (row + 0.5) * self.down + FONT * 0.35
 
 
-def heat_map(holdings: Holdings, *, title: str, width: float = 720) -> Markup:
+def heat_map(holdings: ClientLabels, *, title: str, width: float = 720) -> Markup:
     """The picture. A shade means the same share in every such picture, so that two can be compared."""
     together = math.ceil(len(holdings.labels) / MOST_ROWS)  # labels to a row
     names = [_shortened(name, 20 if width > 500 else 12) for name in holdings.labels[::together]]
@@ -104,7 +104,7 @@ def heat_map(holdings: Holdings, *, title: str, width: float = 720) -> Markup:
     return svg(title, in_words(holdings), width, below + 6, [*parts, *legend])
 
 
-def in_words(holdings: Holdings) -> str:
+def in_words(holdings: ClientLabels) -> str:
     """What the picture shows, for those who cannot see it."""
     sizes = holdings.sizes
     return (

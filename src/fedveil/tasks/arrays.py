@@ -1,4 +1,4 @@
-"""Arrays of any origin (torch, numpy, pictures) as tensors, or one line that says why not."""
+"""Turn arrays of any origin (torch, numpy, pictures) into tensors, or say in one line why that is impossible."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def is_array(value: object) -> bool:
-    """Whether this is one array, or named arrays."""
+    """Whether this is an array or a mapping of names to arrays."""
     if isinstance(value, Mapping):
         return bool(value) and all(is_array(part) for part in value.values())
     return isinstance(value, Tensor | np.ndarray)
@@ -29,7 +29,7 @@ def is_numbers(value: object) -> bool:
 
 
 def as_tensors(value: Any, what: str) -> Inputs:
-    """A tensor, numpy array or picture, or a mapping of them, as inputs. Memory is shared where it can be."""
+    """A tensor, numpy array or picture, or a mapping of them, as inputs. They share memory where possible."""
     if isinstance(value, Mapping):
         return {str(name): _input(part, f"{what} '{name}'") for name, part in value.items()}
     return _input(value, what)
@@ -45,7 +45,7 @@ def _input(value: Any, what: str) -> Tensor:
 
 
 def as_labels(value: Any, what: str) -> Tensor:
-    """One class number per example, int64 (N,), or any number of labels per example, float32 zeros and ones (N, L)."""
+    """One class number per example, int64 (N,), or several labels per example, float32 zeros and ones (N, L)."""
     labels = _tensor(np.asarray(value) if is_numbers(value) else value, what)
     if labels.dim() == 2 and labels.shape[1] == 1 and not labels.is_floating_point():
         labels = labels[:, 0]
@@ -60,13 +60,13 @@ def as_labels(value: Any, what: str) -> Tensor:
         raise FedveilError(f"{what} must be one label per example, shape (N,), not {tuple(labels.shape)}")
     if labels.is_floating_point() or labels.is_complex():
         raise FedveilError(
-            f"{what} must be whole class numbers, not {labels.dtype}: convert them, and back inside the loss if need be"
+            f"{what} must be whole class numbers, not {labels.dtype}: convert them, and back in the loss if needed"
         )
     return labels.to(torch.int64)
 
 
-def as_label(value: Any, place: int) -> int | Tensor:
-    """The label of one item of a data set: an integer, or an array that holds one, or a row of zeros and ones."""
+def as_label(value: Any, index: int) -> int | Tensor:
+    """The label of one item of a data set: an integer, an array that holds one integer, or a row of zeros and ones."""
     if isinstance(value, Tensor | np.ndarray | np.generic):
         tensor = torch.as_tensor(value)
         if tensor.numel() == 1 and not tensor.is_floating_point() and not tensor.is_complex():
@@ -77,23 +77,23 @@ def as_label(value: Any, place: int) -> int | Tensor:
         return int(value)
     shown = f"shape {tuple(value.shape)} {value.dtype}" if hasattr(value, "shape") else type(value).__name__
     raise FedveilError(
-        f"the label of example {place} must be one whole class number, not {shown}; "
+        f"the label of example {index} must be one whole class number, not {shown}; "
         "for several labels, a row of zeros and ones"
     )
 
 
 def join_labels(labels: Sequence[int | Tensor]) -> Tensor:
-    """The labels of single items as those of all."""
+    """Join the labels of single items into one tensor."""
     rows = [label for label in labels if isinstance(label, Tensor)]
     if not rows:
         return torch.tensor(labels, dtype=torch.int64)
     if len(rows) < len(labels) or len({len(row) for row in rows}) > 1:
-        raise FedveilError("the labels of the data must be all class numbers, or all rows of as many zeros and ones")
+        raise FedveilError("the labels must be all class numbers, or all rows of equally many zeros and ones")
     return torch.stack(rows)
 
 
 def check_not_one_hot(labels: Tensor) -> None:
-    """Exactly one 1 in every row is most likely a class, and would be trained and scored as something else."""
+    """Refuse rows with exactly one 1 each: they are most likely classes, and would be treated as several labels."""
     if labels.dim() == 2 and labels.is_floating_point() and labels.shape[1] > 1 and (labels.sum(1) == 1).all():
         raise FedveilError(
             "every row of the targets has exactly one 1, as one-hot classes do: give class numbers, targets.argmax(1); "
@@ -102,7 +102,7 @@ def check_not_one_hot(labels: Tensor) -> None:
 
 
 def _is_picture(value: Any) -> TypeGuard[Image]:
-    # Told by its class's home: nobody who has no pictures needs to import PIL.
+    # Recognized by the module of its class, so that PIL is imported only where there are pictures.
     return any(cls.__module__ == "PIL.Image" and cls.__name__ == "Image" for cls in type(value).__mro__)
 
 

@@ -1,4 +1,4 @@
-"""Where fedveil keeps what it can compute again."""
+"""Where fedveil keeps results that it could compute again."""
 
 from __future__ import annotations
 

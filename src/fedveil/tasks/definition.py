@@ -1,4 +1,4 @@
-"""The task itself: a model, a loss, and the data of every client, checked when it is made."""
+"""The task: a model, a loss and the data of every client, checked when it is made."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from torch.nn import functional
 
 from fedveil.errors import FedveilError, printable
 from fedveil.tasks.arrays import check_not_one_hot
-from fedveil.tasks.check import Loss, check_fit, check_model, floating_type
 from fedveil.tasks.examples import Examples
 from fedveil.tasks.fingerprint import fingerprint
 from fedveil.tasks.inputs import leaf, leaves
 from fedveil.tasks.limits import limited
+from fedveil.tasks.model_check import Loss, check_fit, check_model, floating_type
 from fedveil.tasks.normalization import Normalization
 from fedveil.tasks.own_data import OwnData, Reader
 from fedveil.tasks.partition import IID, Partition, partitions
@@ -40,24 +40,24 @@ class Task:
 
     or build one by name with `task("fashion-mnist", model="lenet")`. Everything is checked when it is made.
 
-    model: any module; it is kept, not copied, and its weights are where training starts. Inputs are given to it in its
-        own floating type.
+    model: any module; it is not copied, and training starts from its weights. Inputs are converted to its floating
+        type.
     data: a map-style torch `Dataset` of (input, label), a pair of arrays (inputs, targets), or a tuple (train, test)
         or (train, validation, test) of these. One set alone is divided by `split`. Inputs may be a dict of arrays;
         the model then takes them by keyword.
-    loss: (the model's output, targets) -> mean over the batch; if none is given cross-entropy, or, where targets are
-        zeros and ones of shape (N, labels), binary cross-entropy of each label.
-    clients: how many share the training data by `partition`; or the rows of each, [range(0, 600), range(600, 1200)];
-        or, without `data`, a data set of each. Every client keeps its own: of one set alone, the rows of no client are
-        held out, and if there are none, of each client's own rows the shares of `split`. If the data come in parts,
-        rows are those of the training part.
-    split: how one set is divided, "70/15/15" (train/validation/test) or "80/20" (train/test); without it 70/15/15.
-    limit: use at most so many training examples, chosen at random, every class and client with its share; the other
-        parts are cut to the same share, but not below 256 examples.
-    normalization: of images. uint8 and [0, 1] pixels are then normalized when a batch is read; without it floating
-        inputs go to the model as they are.
-    normalized: the inputs are normalized already, as torchvision's transforms do it; `normalization` says how.
-    class_names: of the classes, or labels, in their order; without it those of the data set's `classes`, if it has any.
+    loss: (the model's output, targets) -> mean over the batch; by default cross-entropy, or, if targets are zeros and
+        ones of shape (N, labels), binary cross-entropy of each label.
+    clients: a number, and `partition` divides the training data; or the rows of each client,
+        [range(0, 600), range(600, 1200)]; or, without `data`, a data set for each. With rows of a single set, those
+        that belong to no client are held out; if there are none, each client's own rows are divided by `split`. If the
+        data come in parts, rows are rows of the training part.
+    split: how a single set is divided, "70/15/15" (train/validation/test) or "80/20" (train/test); by default 70/15/15.
+    limit: use at most this many training examples, chosen at random in proportion to classes and clients; the other
+        parts are reduced in the same proportion, but not below 256 examples.
+    normalization: of images. uint8 and [0, 1] pixels are normalized when a batch is read; without it, floating inputs
+        go to the model as they are.
+    normalized: the inputs are already normalized, as by torchvision's transforms; `normalization` says how.
+    class_names: of the classes or labels, in order; by default those in the data set's `classes`, if it has any.
     buffers: how the model's buffers (running statistics) travel: averaged with the weights ("shared"), never leaving
         the client ("local"), or recomputed by the server ("recalibrated").
     perturb: the part of the inputs that data defenses may change, when inputs have several parts.
@@ -68,10 +68,10 @@ class Task:
     train: Examples
     validation: Examples | None
     test: Examples
-    clients: tuple[Tensor, ...]  # one per client: places in `train`
-    classes: int | None  # None where the output is not one score per class, as with several labels at once
+    clients: tuple[Tensor, ...]  # one per client: indices in `train`
+    classes: int | None  # None if the output is not one score per class, as with several labels per example
     label_names: tuple[str, ...]  # of the classes, or of the labels that an example may have
-    shape: tuple[int, ...]  # of one input, or of its part `perturb` (else the first part)
+    shape: tuple[int, ...]  # of one input, or of its part `perturb` (by default the first part)
     normalization: Normalization | None
     buffers: Buffers
     perturb: str | None
@@ -79,8 +79,8 @@ class Task:
     model_name: str
     description: dict[str, Any]  # plain data; a task built by name is `task(**description)` again
     data_hash: str  # SHA-256 of all examples
-    note: str  # what is not as published in the data, else empty
-    code_hash: str  # SHA-256 of the Python files that model and loss came from, if they were named, else empty
+    note: str  # how the data differ from the published ones; may be empty
+    code_hash: str  # SHA-256 of the Python files that model and loss came from; empty if they did not come from files
 
     def __init__(
         self,
@@ -145,7 +145,7 @@ class Task:
 
     @property
     def labels(self) -> int | None:
-        """How many labels an example may have at once; None where each has one class."""
+        """How many labels an example may have at once; None if each has one class."""
         return self.train.labels.shape[1] if self.train.multi_label else None
 
     @property
@@ -161,10 +161,10 @@ class Task:
 def shared_out(
     own: OwnData, clients: int | Sequence[Any], partition: Partition, seed: int, limit: int | None
 ) -> tuple[Parts, tuple[Tensor, ...]]:
-    """The examples, no more than the limit allows, and the places of every client in the training part."""
+    """The examples, at most as many as the limit allows, and every client's indices in the training part."""
     parts, members = own.parts, own.clients
     if members is not None and partition != IID():
-        raise FedveilError("which examples each client has is given: leave the partition out")
+        raise FedveilError("the examples of each client are given: leave the partition out")
     if limit is not None:
         parts, members = limited(parts, members, limit, seed)
     if members is None:
@@ -177,7 +177,7 @@ def shared_out(
 def label_names(
     train: Examples, classes: int | None, given: Sequence[str] | None = None, found: Sequence[str] = ()
 ) -> tuple[str, ...]:
-    """The names of classes or labels: as given, as the data set has them, and else their numbers."""
+    """The names of classes or labels: those given, else those of the data set, else their numbers."""
     kinds = _kinds(train, classes)
     if given is None:
         return tuple(found[:kinds]) + tuple(map(str, range(len(found), kinds)))
@@ -203,7 +203,7 @@ def _usual_loss(parts: Parts) -> Loss:
 
 
 def read_partition(given: str | Partition) -> Partition:
-    """A partition by name or as it is."""
+    """The partition of this name; a `Partition` is returned as it is."""
     found = partitions.parse(given) if isinstance(given, str) else given
     if not isinstance(found, Partition):
         raise FedveilError(f"partition must be a name such as 'iid' or a Partition, not {type(given).__name__}")
@@ -229,6 +229,6 @@ def _set(made: Task, **values: Any) -> None:
 
 
 def described(made: Task, **values: Any) -> Task:
-    """The task with more that is known of it: it was just made, by name."""
+    """Add what is known of a task that was just made by name."""
     _set(made, **values)
     return made

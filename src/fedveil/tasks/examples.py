@@ -22,47 +22,46 @@ from fedveil.tasks.normalization import Normalization, PixelRange
 
 logger = logging.getLogger(__name__)
 
-KEPT = 2**28  # bytes of pictures that are kept after they were read from files
+KEPT = 2**28  # bytes of pictures from files that are kept in memory
 
 
 class Examples(ABC):
     """A list of (input, label) pairs. `batch` gives some of them as the model takes them.
 
-    Labels are class numbers; where an example has any number of labels, a row of zeros and ones says which; of running
-    text they are the tokens themselves.
-    A subset is a view: it holds the places of its examples in the source, not the examples.
+    Labels are class numbers, or rows of zeros and ones if an example can have several labels, or, for running text, the
+    tokens themselves. A subset is a view: it holds the indices of its examples in the source, not the examples.
 
     A batch is converted when it is read. uint8 means pixels 0 to 255 and becomes floating in [0, 1]. Floating values
     become the `dtype` of the model. Other integers (token numbers) are left as they are. A normalization comes last.
     """
 
     labels: Tensor  # int64, shape (N,), or float32 zeros and ones, shape (N, L), or int64 tokens, shape (N, length)
-    source_sha256: str  # of the source's whole contents, also for a subset
+    source_sha256: str  # of the source's whole contents, even for a subset
     dtype: torch.dtype = torch.float32  # of floating inputs and targets
 
     def __init__(self, labels: Tensor, normalization: Normalization | None = None) -> None:
         self._source_labels = self.labels = labels
-        self._rows = torch.arange(len(labels))  # places in the source
-        self._normalization = normalization  # of pixels; None where inputs are what the model takes
+        self._rows = torch.arange(len(labels))  # indices in the source
+        self._normalization = normalization  # of pixels; None if the inputs need none
 
     def __len__(self) -> int:
         return len(self._rows)
 
     @property
     def multi_label(self) -> bool:
-        """Whether an example has any number of labels."""
+        """Whether an example can have several labels, or none."""
         return self.labels.dim() == 2 and self.labels.is_floating_point()
 
     @property
     def next_tokens(self) -> bool:
-        """Whether the targets are tokens, each to be foretold from those before it."""
+        """Whether the targets are tokens, each to be predicted from those before it."""
         return self.labels.dim() == 2 and not self.labels.is_floating_point()
 
     def batch(self, indices: Tensor | Sequence[int]) -> tuple[Inputs, Tensor]:
-        """Model inputs and targets (`labels`) of the examples at these places."""
-        places = torch.as_tensor(indices, dtype=torch.int64)
-        targets = self.labels[places]
-        inputs = map_inputs(self._model_values, self._read(self._rows[places]))
+        """Model inputs and targets (`labels`) of the examples at these indices."""
+        chosen = torch.as_tensor(indices, dtype=torch.int64)
+        targets = self.labels[chosen]
+        inputs = map_inputs(self._model_values, self._read(self._rows[chosen]))
         return inputs, targets.to(self.dtype) if targets.is_floating_point() else targets
 
     def batches(self, size: int = 256) -> Iterator[tuple[Inputs, Tensor]]:
@@ -71,7 +70,7 @@ class Examples(ABC):
             yield self.batch(range(start, min(start + size, len(self))))
 
     def subset(self, indices: Tensor | Sequence[int]) -> Self:
-        """The examples at these places, in that order."""
+        """The examples at these indices, in that order."""
         made = copy.copy(self)  # shares the source, whose checks and hash are done
         made._rows = self._rows[torch.as_tensor(indices, dtype=torch.int64)]
         made.labels = self._source_labels[made._rows]
@@ -85,12 +84,12 @@ class Examples(ABC):
 
     @abstractmethod
     def _read(self, rows: Tensor) -> Inputs:
-        """The inputs at these places of the source, as they are stored."""
+        """The inputs at these indices of the source, as they are stored."""
 
     def _model_values(self, tensor: Tensor) -> Tensor:
         if tensor.dtype != torch.uint8 and not tensor.is_floating_point():
             return tensor
-        values = tensor.to(torch.promote_types(self.dtype, torch.float32))  # half precision is for the result alone
+        values = tensor.to(torch.promote_types(self.dtype, torch.float32))  # only the result is in half precision
         if tensor.dtype == torch.uint8:
             values = values / 255
         if self._normalization is not None:
@@ -99,7 +98,7 @@ class Examples(ABC):
 
 
 class ArrayExamples(Examples):
-    """Examples held in memory, in the type they came in."""
+    """Examples held in memory, in their original type."""
 
     def __init__(
         self,
@@ -144,23 +143,22 @@ class FileExamples(Examples):
     def _read(self, rows: Tensor) -> Inputs:
         if not len(rows):
             return torch.empty(0, *self._images.shape[1:], dtype=torch.uint8)
-        return torch.stack([self._picture(place) for place in rows.tolist()])
+        return torch.stack([self._picture(index) for index in rows.tolist()])
 
-    def _picture(self, place: int) -> Tensor:
-        found = self._kept.get(place)
+    def _picture(self, index: int) -> Tensor:
+        found = self._kept.get(index)
         if found is None:
-            found = torch.from_numpy(self._images.read(place).copy())
+            found = torch.from_numpy(self._images.read(index).copy())
             if len(self._kept) < self._room:
-                self._kept[place] = found
+                self._kept[index] = found
         return found
 
 
 class DatasetExamples(Examples):
     """Examples of a map-style torch `Dataset` whose items are (input, label).
 
-    Every item is read once at the start, for its label, to check it, and for the hash; only the labels are kept. The
-    first is read again, to see whether it is the same.
-    Without a normalization the inputs are taken as the data set gives them.
+    Every item is read once at the start, for its label, its hash and a check; only the labels are kept. The first item
+    is read twice, to see whether it stays the same. Without a normalization, inputs are used as they are.
     """
 
     def __init__(
@@ -171,16 +169,16 @@ class DatasetExamples(Examples):
         labels = []
         total = Fingerprint()
         first: object = None
-        for place in range(_length(dataset)):
-            inputs, label = self._item(place)
+        for index in range(_length(dataset)):
+            inputs, label = self._item(index)
             first = _layout(inputs) if first is None else first
             if _layout(inputs) != first:
                 raise FedveilError(
-                    f"example {place} of the data has {_layout(inputs)}, the first has {first}: "
+                    f"example {index} of the data has {_layout(inputs)}, the first has {first}: "
                     "all must be equal to form batches"
                 )
             for name, tensor in leaves(inputs).items():
-                _check_values(name, tensor, place=place)
+                _check_values(name, tensor, index=index)
                 total.add(name or "input", tensor)
             pixels.add(map_inputs(lambda tensor: tensor[None], inputs))
             labels.append(label)
@@ -196,22 +194,22 @@ class DatasetExamples(Examples):
             once, again = (leaves(self._item(0)[0]) for _ in range(2))
             if not all(again[name].equal(tensor) for name, tensor in once.items()):
                 logger.warning(
-                    "the data give another input each time they are read: without random transforms such as flips and "
-                    "crops a run could be repeated and resumed"
+                    "the data give another input each time they are read: remove random transforms such as flips and "
+                    "crops, so that a run can be repeated and resumed"
                 )
 
-    def _item(self, place: int) -> tuple[Inputs, int | Tensor]:
+    def _item(self, index: int) -> tuple[Inputs, int | Tensor]:
         try:
-            item = self._dataset[place]
+            item = self._dataset[index]
         except Exception as error:  # a user's data set may raise anything
-            raise FedveilError(f"reading example {place} of the data failed: {one_line(error, typed=True)}") from error
+            raise FedveilError(f"reading example {index} of the data failed: {one_line(error, typed=True)}") from error
         if not isinstance(item, tuple | list) or len(item) != 2:
             shown = f"{len(item)} things" if isinstance(item, tuple | list) else type(item).__name__
-            raise FedveilError(f"example {place} of the data is {shown}, expected a pair (input, label)")
-        return as_tensors(item[0], f"the input of example {place}"), as_label(item[1], place)
+            raise FedveilError(f"example {index} of the data is {shown}, expected a pair (input, label)")
+        return as_tensors(item[0], f"the input of example {index}"), as_label(item[1], index)
 
     def _read(self, rows: Tensor) -> Inputs:
-        items = [self._item(place)[0] for place in rows.tolist()]
+        items = [self._item(index)[0] for index in rows.tolist()]
         if not items:
             raise FedveilError("an empty batch: give at least one index")
         if isinstance(items[0], Tensor):
@@ -235,24 +233,24 @@ class JoinedExamples(Examples):
 
     def _read(self, rows: Tensor) -> Inputs:
         whose = torch.bucketize(rows, self._ends, right=True)
-        places: list[Tensor] = []
+        indices: list[Tensor] = []
         found: list[dict[str | None, Tensor]] = []
         for number in sorted(set(whose.tolist())):
             mine = (whose == number).nonzero().flatten()
             start = self._ends[number] - len(self._sets[number])
-            places.append(mine)
+            indices.append(mine)
             found.append(leaves(self._sets[number].batch(rows[mine] - start)[0]))
-        back = torch.cat(places).argsort()
+        back = torch.cat(indices).argsort()
         joined = {name: torch.cat([each[name] for each in found])[back] for name in found[0]}
         return joined[None] if None in joined else {str(name): tensor for name, tensor in joined.items()}
 
     def _model_values(self, tensor: Tensor) -> Tensor:
-        return tensor  # the sets have converted it
+        return tensor  # already converted by its own set
 
 
-def _check_values(name: str | None, tensor: Tensor, place: int | None = None) -> None:
+def _check_values(name: str | None, tensor: Tensor, index: int | None = None) -> None:
     where = f" '{name}'" if name else ""
-    at = "" if place is None else f" at example {place}"
+    at = "" if index is None else f" at example {index}"
     if tensor.is_floating_point() and not torch.isfinite(tensor).all():
         raise FedveilError(f"the inputs{where} contain NaN or infinity{at}: remove or fill them first")
 

@@ -1,4 +1,4 @@
-"""Downloads: checked against a published checksum, resumed after a break, never half there."""
+"""Downloads that are checked against a published checksum, resumed after a break, and never left half done."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fedveil.tasks.formats.zip_archive import unpack_zip
 from fedveil.tasks.sources import Remote, Source, data_root, locate
 from fedveil.version import __version__
 
-LARGEST = 2**32  # bytes, of a file whose size is not known beforehand
+LARGEST = 2**32  # bytes of a file whose size is not known in advance
 BLOCK = 2**18
 
 Progress = Callable[[str, int, int | None], None]  # file, bytes so far, bytes in all if known
@@ -30,7 +30,7 @@ Progress = Callable[[str, int, int | None], None]  # file, bytes so far, bytes i
 
 @dataclass(frozen=True)
 class Patience:
-    """How often a broken connection is tried again, and how long it is waited for."""
+    """How often to retry a broken connection, and how long to wait for it."""
 
     attempts: int = 5
     pause: float = 1.0  # seconds before the second attempt; doubles
@@ -44,7 +44,7 @@ def fetch(
     progress: Progress | None = None,
     patience: Patience | None = None,
 ) -> list[Path]:
-    """Download what is missing of a set; returns the files that came, none if all were there."""
+    """Download the missing files of a set, and return them; none if all were there."""
     top = data_root(root)
     there = locate(source, root)
     wanted = (*source.files, *source.optional)
@@ -54,7 +54,7 @@ def fetch(
     if not source.remotes:
         raise FedveilError(
             f"{name}: no source with a published checksum is known, so nothing is downloaded: "
-            f"{source.how or 'place its files'}, in {top / source.folders[0]}"
+            f"{source.how or 'put its files'}, in {top / source.folders[0]}"
         )
     folder = top if source.archive else top / source.folders[0]
     if there.found:
@@ -70,7 +70,7 @@ def fetch(
 
 
 def download(remote: Remote, folder: Path, progress: Progress | None = None, patience: Patience | None = None) -> Path:
-    """Get one file into the folder. What came before a break is kept as `.part` and not asked for again."""
+    """Download one file into the folder. What arrived before a break is kept as `.part`, and the rest requested."""
     patience = patience or Patience()
     part, target = folder / f"{remote.file}.part", folder / remote.file
     why = ""
@@ -83,7 +83,7 @@ def download(remote: Remote, folder: Path, progress: Progress | None = None, pat
             why = "the connection broke"
         except urllib.error.HTTPError as error:
             error.close()
-            if error.code == 416 and _size(part):  # the part is not what the server has
+            if error.code == 416 and _size(part):  # the part is not of the server's file
                 part.unlink(missing_ok=True)
             elif error.code < 500 and error.code not in (408, 429):
                 said = one_line(f"{error.code} {error.reason}")
@@ -92,16 +92,16 @@ def download(remote: Remote, folder: Path, progress: Progress | None = None, pat
         except urllib.error.URLError as error:
             why = one_line(error.reason)
         except (http.client.HTTPException, ConnectionError, TimeoutError, ValueError) as error:
-            why = one_line(error)  # a ValueError: the server points to no address
+            why = one_line(error)  # a ValueError is a redirect to an invalid address
         except OSError as error:
             raise FedveilError(f"cannot write {part}: {error.strerror or error}") from None
     else:
-        kept = f"; {_size(part):,} bytes are kept in {part} and a new try goes on from there" if _size(part) else ""
+        kept = f"; {_size(part):,} bytes are kept in {part} and the next try continues there" if _size(part) else ""
         raise FedveilError(f"cannot download {remote.url}: {why} ({patience.attempts} attempts){kept}")
     if not matches(part, remote.digest):
         part.unlink(missing_ok=True)
         kind = remote.digest.partition(":")[0]
-        raise FedveilError(f"{remote.url}: what came does not have the published {kind} checksum; it was removed")
+        raise FedveilError(f"{remote.url}: the download does not have the published {kind} checksum; it was removed")
     os.replace(part, target)
     return target
 
@@ -116,7 +116,7 @@ def matches(path: Path, digest: str) -> bool:
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Follows redirects without reading what comes with them: a server may claim any length for it."""
+    """Follows redirects without reading their bodies, which may claim any length."""
 
     def http_error_302(self, req: Any, fp: Any, code: int, msg: str, headers: Any) -> Any:
         return super().http_error_302(req, cast(IO[bytes], _Unread(fp)), code, msg, headers)
@@ -125,7 +125,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 
 
 class _Unread:
-    """An answer whose body is not asked for."""
+    """An answer whose body is not read."""
 
     def __init__(self, answer: Any) -> None:
         self._answer = answer
@@ -138,7 +138,7 @@ class _Unread:
 
 
 def _receive(remote: Remote, part: Path, progress: Progress | None, timeout: float) -> bool:
-    """One request, from where the part ends. Returns whether everything came."""
+    """One request, from where the part ends. Returns whether the file is complete."""
     start = _size(part)
     if remote.size and start >= remote.size:
         if start == remote.size:
@@ -151,7 +151,7 @@ def _receive(remote: Remote, part: Path, progress: Progress | None, timeout: flo
     opener = urllib.request.build_opener(_Redirects)
     with contextlib.closing(opener.open(request, timeout=timeout)) as answer:
         if start and not _continues(answer, start):
-            start = 0  # a server that does not know ranges sends all again
+            start = 0  # a server without support for ranges sends everything again
         length = answer.headers.get("Content-Length", "")
         known = length.isascii() and length.isdigit() and len(length) < 20
         total = start + int(length) if known else remote.size
@@ -175,7 +175,7 @@ def _continues(answer: http.client.HTTPResponse, start: int) -> bool:
 
 
 def _place(archive: Path, source: Source, top: Path, folder: Path) -> list[Path]:
-    """Unpack beside, then move the files of the set into their folder one by one."""
+    """Unpack into a temporary folder, then move the files of the set one by one."""
     wanted = (*source.files, *source.optional)
     with tempfile.TemporaryDirectory(dir=top, prefix=f".{archive.name}.") as temporary:
         if archive.suffix == ".zip":

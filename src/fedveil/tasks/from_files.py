@@ -1,4 +1,4 @@
-"""A model or data out of the user's own Python file, as a task takes them."""
+"""A model or data from the user's own Python file, as a task takes them."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from fedveil.tasks.own_data import OwnData, Reader
 from fedveil.tasks.own_files import Reference
 from fedveil.tasks.splits import OwnSplit, Split, read_split
 
-CLIENTS = 4  # where nothing else is said
-# What a dict may say, under the names of `Task`'s parameters.
+CLIENTS = 4  # by default
+# The keys that a dict may have: parameters of `Task`.
 KEYWORDS = ("data", "clients", "split", "loss", "normalization", "normalized", "class_names", "perturb")
 
 
 @dataclass(frozen=True)
 class FileModel:
-    """`file.py:Net`: a class or function that gives a module, or a module."""
+    """`file.py:Net`: a module, or a class or function that returns one."""
 
     reference: Reference
 
     @property
     def name(self) -> str:
-        """As reports name it."""
+        """Its name in reports."""
         return self.reference.name
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -36,13 +36,13 @@ class FileModel:
         if not isinstance(made, nn.Module) and callable(made):
             made = self.reference.call(made, {"shape": shape, "classes": classes})
         if not isinstance(made, nn.Module):
-            raise FedveilError(f"{self.reference.short} must be or give a torch.nn.Module, not {type(made).__name__}")
+            raise FedveilError(f"{self.reference.short} must be or return a torch.nn.Module, not {type(made).__name__}")
         return made
 
 
 @dataclass(frozen=True, eq=False)
 class FileData:
-    """`file.py:dataset`, read: the examples, and what else the file says of the task."""
+    """The examples of `file.py:dataset`, and what else the file says about the task."""
 
     reference: Reference
     own: OwnData
@@ -50,7 +50,7 @@ class FileData:
 
     @property
     def code_hash(self) -> str:
-        """The hash of the file where part of what is computed, the loss, comes from it; the data have their own."""
+        """The hash of the file if the loss comes from it, else empty; the data have a hash of their own."""
         return self.reference.sha256() if self.said.get("loss") is not None else ""
 
     def rest(self) -> dict[str, Any]:
@@ -59,9 +59,9 @@ class FileData:
 
 
 def read_file_data(text: str, clients: int, split: Split, seed: int) -> FileData:
-    """Load what a file holds: data as `Task` takes them, a dict of `Task`'s keywords, or a function that gives them.
+    """Load what a file holds: data as `Task` takes them, a dict of `Task`'s keywords, or a function that returns them.
 
-    What the file says holds; the split and the number of clients are for what it leaves open.
+    What the file says takes precedence; the split and the number of clients apply where it says nothing.
     """
     reference = Reference.read(text)
     found = reference.load()

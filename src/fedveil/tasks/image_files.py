@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from fedveil.errors import FedveilError
 from fedveil.tasks.formats.pictures import read_picture
 
-SAMPLED = 1024  # pictures at most that channel statistics are taken from
+SAMPLED = 1024  # channel statistics are taken from at most this many pictures
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,15 +34,15 @@ class ImageFiles:
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """As an array would have it."""
+        """The shape that an array of them would have."""
         return len(self.names), self.channels, self.size, self.size
 
-    def read(self, place: int) -> NDArray[np.uint8]:
+    def read(self, index: int) -> NDArray[np.uint8]:
         """One picture."""
-        return read_picture(self.root / self.names[place], self.size, self.channels)
+        return read_picture(self.root / self.names[index], self.size, self.channels)
 
     def sha256(self) -> str:
-        """The hash of the files' names and sizes and of how they are read; the contents would take hours."""
+        """The hash of the files' names and sizes and of how they are read; hashing the contents would take hours."""
         total = hashlib.sha256(f"{self.size}|{self.channels}|".encode())
         for name in self.names:
             try:
@@ -60,12 +60,12 @@ class ImageFiles:
 def channel_statistics(images: NDArray[Any] | ImageFiles) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation of every channel, of pixels in [0, 1], to four digits.
 
-    Of picture files at most 1,024 are looked at, evenly spaced.
+    Of picture files, at most 1,024 are read, evenly spaced.
     """
     count = len(images)
     if isinstance(images, ImageFiles):
         chosen = np.linspace(0, count - 1, min(count, SAMPLED)).astype(int)
-        blocks = (images.read(int(place))[None] for place in chosen)
+        blocks = (images.read(int(index))[None] for index in chosen)
     else:
         blocks = (images[start : start + SAMPLED] for start in range(0, count, SAMPLED))
     channels = images.shape[1]
@@ -77,5 +77,5 @@ def channel_statistics(images: NDArray[Any] | ImageFiles) -> tuple[tuple[float, 
         pixels += values.shape[1]
     mean = total / pixels
     std = np.sqrt(np.maximum(squares / pixels - mean**2, 0))
-    # A channel that is the same everywhere cannot be scaled.
+    # A constant channel cannot be scaled.
     return tuple(round(float(m), 4) for m in mean), tuple(round(float(s), 4) or 1.0 for s in std)

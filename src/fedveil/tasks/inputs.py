@@ -13,7 +13,7 @@ Inputs = Tensor | dict[str, Tensor]
 
 
 def leaf(inputs: Inputs, name: str | None) -> Tensor:
-    """The tensor of that name; `None` names the tensor of inputs that are a single one."""
+    """The tensor of that name; `None` is the name of inputs that are a single tensor."""
     if isinstance(inputs, Tensor):
         if name is None:
             return inputs
@@ -25,7 +25,7 @@ def leaf(inputs: Inputs, name: str | None) -> Tensor:
 
 
 def with_leaf(inputs: Inputs, name: str | None, value: Tensor) -> Inputs:
-    """The same inputs with another tensor in the named place; the inputs given are left as they are."""
+    """The same inputs with another tensor under that name; the given inputs are left as they are."""
     leaf(inputs, name)
     if isinstance(inputs, Tensor):
         return value
@@ -33,7 +33,7 @@ def with_leaf(inputs: Inputs, name: str | None, value: Tensor) -> Inputs:
 
 
 def leaves(inputs: Inputs) -> dict[str | None, Tensor]:
-    """Every tensor under its name, in order; a single tensor is named `None`."""
+    """Every tensor by its name, in order; a single tensor is named `None`."""
     return {None: inputs} if isinstance(inputs, Tensor) else dict(inputs.items())
 
 
@@ -47,9 +47,9 @@ def count(inputs: Inputs) -> int:
 
 
 def take(inputs: Inputs, index: int | slice | Tensor | Sequence[int]) -> Inputs:
-    """The examples at the given places, of every part."""
-    place = index if isinstance(index, int | slice | Tensor) else list(index)
-    return map_inputs(lambda tensor: tensor[place], inputs)
+    """The examples at the given indices, of every part."""
+    chosen = index if isinstance(index, int | slice | Tensor) else list(index)
+    return map_inputs(lambda tensor: tensor[chosen], inputs)
 
 
 def map_inputs(function: Callable[[Tensor], Tensor], inputs: Inputs) -> Inputs:
@@ -60,7 +60,7 @@ def map_inputs(function: Callable[[Tensor], Tensor], inputs: Inputs) -> Inputs:
 
 
 def as_arguments(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """How a model is called with them: one tensor by position, named parts by keyword.
+    """The arguments to call a model with: one tensor by position, named parts by keyword.
 
     >>> import torch
     >>> arguments, keywords = as_arguments({"ids": torch.zeros(2, 5), "mask": torch.ones(2, 5)})

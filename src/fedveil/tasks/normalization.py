@@ -48,7 +48,7 @@ class Normalization:
         return (pixels - mean) / std
 
     def pixels(self, inputs: Tensor) -> Tensor:
-        """The inverse of `normalize`. Values outside the box come out outside [0, 1]: nothing is clamped."""
+        """The inverse of `normalize`. Nothing is clamped: values outside the box give pixels outside [0, 1]."""
         mean, std = self._statistics(inputs)
         return inputs * std + mean
 
@@ -58,7 +58,7 @@ class Normalization:
         return self.normalize(black), self.normalize(black + 1)
 
     def check_shape(self, like: Tensor) -> None:
-        """Refuse images without the right number of channels: one channel's statistics would broadcast over three."""
+        """Refuse a wrong number of channels, because the statistics of one channel would broadcast over three."""
         if like.dim() < 3 or like.shape[-3] != self.channels:
             last = like.dim() > 2 and like.shape[-1] == self.channels
             raise FedveilError(
@@ -75,9 +75,9 @@ class Normalization:
 
 
 class PixelRange:
-    """Are images what a normalization says of them: pixels that it is to normalize, or already normalized by it?
+    """Checks whether images are what the user says: pixels still to be normalized, or already normalized.
 
-    Data that were normalized once must not be normalized again, so neither is taken for the other.
+    Normalizing twice would go unnoticed, so pixels and normalized values must not be mistaken for each other.
     """
 
     def __init__(self, normalization: Normalization | None, *, normalized: bool) -> None:
@@ -86,10 +86,10 @@ class PixelRange:
         self._normalization = normalization
         self._normalized = normalized
         self._values = (math.inf, -math.inf)
-        self._pixels = (math.inf, -math.inf)  # that the values stand for, if they are normalized
+        self._pixels = (math.inf, -math.inf)  # the pixels behind the values, if those are normalized
 
     def add(self, images: Inputs) -> None:
-        """Take in a batch of images, or refuse what cannot be normalized at all."""
+        """Add a batch of images; refuse what cannot be normalized at all."""
         if self._normalization is None:
             return
         if not isinstance(images, Tensor):
@@ -101,13 +101,13 @@ class PixelRange:
             return
         if not images.is_floating_point():
             raise FedveilError(f"images to be normalized must be uint8, or floating in [0, 1], not {images.dtype}")
-        for start in range(0, len(images), 1024):  # in parts: a large set may be there only once in memory
+        for start in range(0, len(images), 1024):  # in parts, because a large set may fit into memory only once
             some = images[start : start + 1024].float()
             self._values = _wider(self._values, some)
             self._pixels = _wider(self._pixels, self._normalization.pixels(some))
 
     def check(self) -> None:
-        """Refuse values that are not what was said."""
+        """Refuse values that are not what the user says."""
         low, high = self._values
         if low > high:
             return
@@ -137,5 +137,5 @@ def _wider(known: tuple[float, float], values: Tensor) -> tuple[float, float]:
 
 
 def _unlike_pixels(normalization: Normalization | None) -> bool:
-    """Whether normalized images may well lie between 0 and 1: only where nothing is subtracted."""
+    """Whether images normalized by this can lie between 0 and 1: only if nothing is subtracted."""
     return normalization is None or min(normalization.mean) <= 0

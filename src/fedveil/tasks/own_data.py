@@ -1,4 +1,4 @@
-"""The user's own data as training, validation and test examples, and whose they are."""
+"""The user's own data as training, validation and test examples, and which client has which."""
 
 from __future__ import annotations
 
@@ -27,35 +27,35 @@ Names = tuple[str, ...]
 
 @dataclass(frozen=True, eq=False)
 class OwnData:
-    """Examples by what they are for; the places of each client in the training part, if the user said so."""
+    """The training, validation and test examples; each client's indices in the training part, if the user gave them."""
 
     parts: Parts
     clients: tuple[Tensor, ...] | None = None
-    class_names: Names = ()  # as the data sets themselves name them
+    class_names: Names = ()  # from the data sets themselves
 
 
 @dataclass(frozen=True)
 class Reader:
-    """How sets are read: one normalization for all of them, and one seed for how they are divided."""
+    """Reads data sets with one normalization for all, and divides them with one seed."""
 
-    split: Split | None  # None: 70/15/15 where something is to be divided
+    split: Split | None  # None: 70/15/15 if something has to be divided
     seed: int
     normalization: Normalization | None = None
     normalized: bool = False
 
     def read(self, data: Any, clients: Any) -> OwnData:
-        """Data with the number of clients, with their places, or without data of its own the clients' sets."""
+        """Read data with a number of clients or their indices; or, if `data` is None, the data set of each client."""
         if isinstance(clients, int | np.integer):
             return self._one_owner(data, "data")
         if isinstance(clients, str | bytes) or not hasattr(clients, "__len__"):
-            raise FedveilError(f"clients must be a number, places, or data sets, not {type(clients).__name__}")
+            raise FedveilError(f"clients must be a number, indices, or data sets, not {type(clients).__name__}")
         if not len(clients):
             raise FedveilError("clients must be at least 1, got an empty list")
         if all(_is_set(each) or _are_parts(each) for each in clients):
             if data is not None:
                 raise FedveilError("each client has a data set of its own: leave data out, Task(model, clients=[...])")
             return self._of_clients(clients)
-        return self._with_places(data, [_places(each, number) for number, each in enumerate(clients)])
+        return self._with_indices(data, [_indices(each, number) for number, each in enumerate(clients)])
 
     def _one_owner(self, data: Any, what: str, *path: str | int) -> OwnData:
         if isinstance(data, Parts):
@@ -63,7 +63,7 @@ class Reader:
         if _is_set(data):
             examples = self._examples(data, what)
             return OwnData(
-                parts_of(examples, *self._shares(what).places(len(examples), self.seed, *path)),
+                parts_of(examples, *self._shares(what).indices(len(examples), self.seed, *path)),
                 class_names=_names_of(data),
             )
         if not _are_parts(data):
@@ -86,18 +86,17 @@ class Reader:
         parts = Parts(train, _joined(validation) if validation else None, _joined([own.parts.test for own in each]))
         return OwnData(parts, _one_after_another([len(own.parts.train) for own in each]), names)
 
-    def _with_places(self, data: Any, places: list[Tensor]) -> OwnData:
-        """Places are rows of the data as given, or of its training part if it comes in parts."""
+    def _with_indices(self, data: Any, indices: list[Tensor]) -> OwnData:
         if not _is_set(data):
             own = self._one_owner(data, "data")
-            _check_places(places, len(own.parts.train), "training data")
-            return OwnData(own.parts, tuple(places), own.class_names)
+            _check_indices(indices, len(own.parts.train), "training data")
+            return OwnData(own.parts, tuple(indices), own.class_names)
         examples = self._examples(data, "data")
-        free = _check_places(places, len(examples), "data")
+        free = _check_indices(indices, len(examples), "data")
         split = self._shares("data")
         if len(free):
             held_out = shuffled_parts(len(free), (split.validation, split.test), self.seed)
-            kept = places
+            kept = indices
             validation, test = (free[part] for part in held_out)
             logger.warning(
                 "%s rows belong to no client: they are held out, %s for validation and %s for the test, and clients "
@@ -105,7 +104,7 @@ class Reader:
                 *(f"{len(rows):,}" for rows in (free, validation, test)),
             )
         else:
-            divided = [self._divide_rows(split, rows, number) for number, rows in enumerate(places)]
+            divided = [self._divide_rows(split, rows, number) for number, rows in enumerate(indices)]
             kept = [rows[0] for rows in divided]
             validation, test = (torch.cat([rows[part] for rows in divided]) for part in (1, 2))
         parts = parts_of(examples, torch.cat(kept), validation, test)
@@ -113,7 +112,7 @@ class Reader:
 
     def _divide_rows(self, split: FractionSplit, rows: Tensor, number: int) -> list[Tensor]:
         try:
-            return [rows[part.sort().values] for part in split.places(len(rows), self.seed, number)]
+            return [rows[part.sort().values] for part in split.indices(len(rows), self.seed, number)]
         except FedveilError as error:
             raise FedveilError(
                 f"client {number}: {error}, or give the test data apart: ((x, y), (x_test, y_test))"
@@ -156,34 +155,34 @@ def _are_parts(data: Any) -> bool:
     return isinstance(data, tuple | list) and len(data) in (2, 3) and all(map(_is_set, data))
 
 
-def _places(given: Any, number: int) -> Tensor:
+def _indices(given: Any, number: int) -> Tensor:
     try:
-        places = torch.as_tensor(np.asarray(given) if isinstance(given, range) else given)
+        indices = torch.as_tensor(np.asarray(given) if isinstance(given, range) else given)
     except (TypeError, ValueError, RuntimeError):
-        places = torch.empty(0)
-    if len(places) and (places.is_floating_point() or places.is_complex() or places.dtype == torch.bool):
-        places = torch.empty(0)
-    if places.dim() != 1 or not len(places):
+        indices = torch.empty(0)
+    if len(indices) and (indices.is_floating_point() or indices.is_complex() or indices.dtype == torch.bool):
+        indices = torch.empty(0)
+    if indices.dim() != 1 or not len(indices):
         raise FedveilError(
-            f"client {number} must have the places of its examples, such as range(0, 600), or a data set of its own"
+            f"client {number} must have the indices of its examples, such as range(0, 600), or a data set of its own"
         )
-    return places.to(torch.int64)
+    return indices.to(torch.int64)
 
 
-def _check_places(clients: Sequence[Tensor], size: int, what: str) -> Tensor:
-    """Every client must have rows that are there, and no row two clients. Returns the rows of no client."""
+def _check_indices(clients: Sequence[Tensor], size: int, what: str) -> Tensor:
+    """Check that the rows of every client exist and that no two clients share one. Returns the rows of no client."""
     owner = torch.full((size,), -1)
-    for number, places in enumerate(clients):
-        if places.min() < 0 or places.max() >= size:
-            raise FedveilError(f"client {number} must have at least one place in the {what}, 0 to {size - 1}")
-        taken = places[owner[places] >= 0]
+    for number, indices in enumerate(clients):
+        if indices.min() < 0 or indices.max() >= size:
+            raise FedveilError(f"client {number} must have indices of the {what}, 0 to {size - 1}")
+        taken = indices[owner[indices] >= 0]
         if len(taken):
             raise FedveilError(
                 f"row {int(taken[0])} belongs to client {int(owner[taken[0]])} and to client {number}: give every row "
                 "to one client"
             )
-        owner[places] = number
-        if int((owner == number).sum()) < len(places):
+        owner[indices] = number
+        if int((owner == number).sum()) < len(indices):
             raise FedveilError(f"client {number} has a row twice: name every row once")
     return (owner == -1).nonzero().flatten()
 
@@ -208,7 +207,7 @@ def _layout(examples: Examples) -> str:
 
 
 def _names_of(data: Any) -> Names:
-    """The class names that a data set has, as torchvision's do, or the one that it is a part of."""
+    """The class names of a data set, as torchvision's have them, or of the data set that it is a part of."""
     for _ in range(10):
         found = getattr(data, "classes", None)
         if isinstance(found, list | tuple) and found and all(isinstance(name, str) for name in found):
@@ -218,7 +217,7 @@ def _names_of(data: Any) -> Names:
 
 
 def _same_names(by_set: dict[str, Names]) -> Names:
-    """A class number must mean the same everywhere: one folder without pictures of a class would shift them."""
+    """Check that class numbers mean the same in all sets: a folder that lacks a class would shift them."""
     named = {what: names for what, names in by_set.items() if names}
     for what, names in named.items():
         first, expected = next(iter(named.items()))

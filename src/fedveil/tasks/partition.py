@@ -24,10 +24,10 @@ class Partition(ABC):
 
     @abstractmethod
     def divide(self, labels: Tensor, clients: int, seed: int) -> list[Tensor]:
-        """One int64 tensor of places per client: disjoint, none empty. `labels` are those of the training part."""
+        """One int64 tensor of indices per client: disjoint, none empty. `labels` are those of the training part."""
 
     def assign(self, labels: Tensor, clients: int, seed: int) -> tuple[Tensor, ...]:
-        """`divide` after checking that every client can have an example."""
+        """Check that there are enough examples, then `divide`."""
         if clients < 1:
             raise FedveilError(f"clients must be at least 1, got {clients}")
         if clients > len(labels):
@@ -38,7 +38,7 @@ class Partition(ABC):
 @partitions.register("iid")
 @declared
 class IID(Partition):
-    """Examples dealt out at random; the clients' numbers of examples differ by at most one."""
+    """Examples dealt at random; the numbers of examples per client differ by at most one."""
 
     def divide(self, labels: Tensor, clients: int, seed: int) -> list[Tensor]:
         order = torch.from_numpy(generator(seed, "partition").permutation(len(labels)))
@@ -50,7 +50,7 @@ class IID(Partition):
 class Dirichlet(Partition):
     """Every class divided by shares drawn from a Dirichlet distribution: the smaller `alpha`, the more uneven.
 
-    Shares that would leave a client with fewer than `least` examples are drawn anew, up to a hundred times.
+    Shares that would leave a client with fewer than `least` examples are drawn again, up to a hundred times.
     """
 
     alpha: Positive = 0.5
@@ -62,17 +62,17 @@ class Dirichlet(Partition):
         for _ in range(100):
             parts: list[list[np.ndarray]] = [[] for _ in range(clients)]
             for value in np.unique(classes):
-                places = random.permutation(np.flatnonzero(classes == value))
+                indices = random.permutation(np.flatnonzero(classes == value))
                 shares = random.dirichlet(np.full(clients, self.alpha))
-                # With a tiny alpha the shares can come out as not a number: then one client has the whole class.
+                # With a tiny alpha the shares can be NaN: then one client gets the whole class.
                 if not np.isfinite(shares).all():
                     shares = np.eye(clients)[random.integers(clients)]
-                cuts = np.rint(shares.cumsum()[:-1] * len(places)).astype(np.int64)
-                for part, piece in zip(parts, np.split(places, cuts), strict=True):
+                cuts = np.rint(shares.cumsum()[:-1] * len(indices)).astype(np.int64)
+                for part, piece in zip(parts, np.split(indices, cuts), strict=True):
                     part.append(piece)
             found = [random.permutation(np.concatenate(part)) for part in parts]
             if min(map(len, found)) >= self.least:
-                return [torch.from_numpy(places) for places in found]
+                return [torch.from_numpy(indices) for indices in found]
         raise FedveilError(
             f"dirichlet: alpha={self.alpha:g} leaves one of {clients} clients with fewer than {self.least} of "
             f"{len(labels)} examples, in a hundred draws: use fewer clients or a larger alpha"
@@ -84,7 +84,7 @@ class Dirichlet(Partition):
 class Shards(Partition):
     """Examples sorted by class, cut into equal shards, and `per_client` shards dealt to each client at random.
 
-    A client has few classes: with 2 shards and as many examples in every class, mostly two.
+    A client has few classes: mostly two, with 2 shards and classes of equal size.
     """
 
     per_client: Count = 2
@@ -106,5 +106,5 @@ class Shards(Partition):
 
 def _one_class_each(name: str, labels: Tensor) -> np.ndarray:
     if labels.dim() != 1:
-        raise FedveilError(f"{name} divides by class, and here an example has any number of labels: use iid")
+        raise FedveilError(f"{name} divides by class, but here an example can have several labels: use iid")
     return labels.numpy()

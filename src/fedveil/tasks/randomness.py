@@ -9,13 +9,13 @@ import numpy as np
 
 
 def derived_key(seed: int, *path: str | int) -> int:
-    """A 128-bit number for one purpose of a run: the hash of the seed and of what it is for."""
+    """A 128-bit number for one purpose of a run: the hash of the seed and the purpose."""
     text = json.dumps([seed, *path]).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=16).digest(), "little")
 
 
 def generator(seed: int, *path: str | int) -> np.random.Generator:
-    """A generator that belongs to one purpose: other purposes of the same seed draw independently.
+    """A random generator for one purpose: other purposes with the same seed draw independently.
 
     Philox is counter-based and takes the whole 128-bit key.
 

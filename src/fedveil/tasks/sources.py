@@ -1,8 +1,8 @@
-"""Where the files of every data set stand and where they come from. Read without importing torch.
+"""Where the files of every data set are and where to download them. Importable without torch.
 
-Every checksum here is a published one: SHA-256 where somebody gives it (Keras for CIFAR, Hugging Face for SST-2 and
-WikiText-2, many for MNIST), else the MD5 of the set's own authors (MedMNIST) or of torchtext (CoLA). A set without a
-known source has none here, and says how to place its files.
+Every checksum here is a published one: SHA-256 where available (Keras for CIFAR, Hugging Face for SST-2 and WikiText-2,
+many for MNIST), otherwise the MD5 of the set's authors (MedMNIST) or of torchtext (CoLA). A set without a known source
+cannot be downloaded; `how` says where to get its files.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Remote:
     """One file to download."""
 
     url: str
-    file: str  # its name here
+    file: str  # its name in our folder
     digest: str  # "sha256:…" or "md5:…", as published
     size: int | None = None  # bytes, where known
 
@@ -28,19 +28,19 @@ class Remote:
 class Source:
     """The files of one set."""
 
-    folders: tuple[str, ...]  # below the root, in the order in which they are looked through
-    files: tuple[str, ...]  # each plain or with .gz; all in one folder
+    folders: tuple[str, ...]  # below the root, in the order in which they are searched
+    files: tuple[str, ...]  # each plain or with .gz, and all in one folder
     remotes: tuple[Remote, ...] = ()
     archive: bool = False  # the remote is a .tar.gz that unpacks below the root, or a .zip
-    inside: str = ""  # the folder of the files in a .zip
-    optional: tuple[str, ...] = ()  # further files of the set that it can do without
-    how: str = ""  # to place the files by hand, where there is nothing to download
+    inside: str = ""  # the folder inside of a .zip that has the files
+    optional: tuple[str, ...] = ()  # files that the set can do without
+    how: str = ""  # to get the files by hand, if there is no download
     aliases: tuple[tuple[str, str], ...] = ()  # (file, another name that it is distributed under)
 
 
 @dataclass(frozen=True)
 class Located:
-    """The files found, and what is missing, in the best folder."""
+    """What was found and what is missing in the best folder."""
 
     folder: Path
     found: dict[str, Path]
@@ -53,13 +53,13 @@ class Located:
 
 
 def data_root(root: Path | None = None) -> Path:
-    """The folder of data files: the one given, or else FEDVEIL_DATA, or else ~/.cache/fedveil."""
+    """The folder of data files: the given one, else FEDVEIL_DATA, else ~/.cache/fedveil."""
     given = root or os.environ.get("FEDVEIL_DATA") or Path("~/.cache/fedveil")
     return Path(given).expanduser()
 
 
 def locate(source: Source, root: Path | None = None) -> Located:
-    """The first folder with all files; if there is none, the one in which the fewest are missing."""
+    """The first folder with all files; if there is none, the one with the fewest missing."""
     tried = []
     for name in source.folders:
         folder = data_root(root) / name
@@ -72,9 +72,9 @@ def locate(source: Source, root: Path | None = None) -> Located:
 
 
 def find_files(name: str, root: Path | None = None) -> dict[str, Path]:
-    """The files of a data set by their names without `.gz`, or one line that says what to do.
+    """The files of a data set by their names without `.gz`, or an error that says what to do.
 
-    All must stand in one folder: files of two sets can have the same names.
+    All must be in one folder, because files of two sets can have the same names.
     """
     source = SOURCES[name]
     there = locate(source, root)
@@ -220,7 +220,7 @@ SOURCES = {
     "wikitext2": Source(
         ("wikitext-2", "wikitext-2-raw", "wikitext2", "text/wikitext-2"),
         ("wiki.train.tokens", "wiki.valid.tokens", "wiki.test.tokens"),
-        # The first address, of which the checksum was published, is gone; this is a copy by the set's author.
+        # The original address, for which the checksum was published, is gone; this is a copy by the set's author.
         (
             Remote(
                 "https://wikitext.smerity.com/wikitext-2-v1.zip",

@@ -1,4 +1,4 @@
-"""Which examples are for training, which for validation, which for the test."""
+"""Division of examples into training, validation and test parts."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ splits = Registry("split", "fedveil.splits", "fedveil.tasks.splits")
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """The examples of a task by what they are for."""
+    """The training, validation and test examples of a task."""
 
     train: Examples
     validation: Examples | None
     test: Examples
 
     def as_type(self, dtype: torch.dtype) -> Parts:
-        """The same for a model of this floating type."""
+        """The same parts for a model of this floating type."""
         validation = None if self.validation is None else self.validation.as_type(dtype)
         return Parts(self.train.as_type(dtype), validation, self.test.as_type(dtype))
 
@@ -93,10 +93,10 @@ class FractionSplit(Split):
 
     def divide(self, data: LoadedData | LoadedTokens, seed: int) -> Parts:
         pooled_examples = _pooled(data)
-        return parts_of(pooled_examples, *self.places(len(pooled_examples), seed))
+        return parts_of(pooled_examples, *self.indices(len(pooled_examples), seed))
 
-    def places(self, size: int, seed: int, *path: str | int) -> list[Tensor]:
-        """Which of so many examples are for training, validation and test. `path` names one draw of several."""
+    def indices(self, size: int, seed: int, *path: str | int) -> list[Tensor]:
+        """The indices, out of `size` examples, of the three parts. `path` names one draw of several."""
         return shuffled_parts(size, (self.train, self.validation, self.test), seed, *path)
 
 
@@ -121,7 +121,7 @@ def read_split(given: str | Sequence[float] | Split) -> Split:
 
 
 def parts_of(examples: Examples, train: Tensor, validation: Tensor, test: Tensor) -> Parts:
-    """The parts that hold the examples at these places."""
+    """The parts with the examples at these indices."""
     kept = examples.subset(validation) if len(validation) else None
     return Parts(examples.subset(train), kept, examples.subset(test))
 
@@ -134,7 +134,7 @@ def shuffled_parts(size: int, shares: tuple[float, ...], seed: int, *path: str |
 
 
 def part_sizes(size: int, shares: tuple[float, ...]) -> list[int]:
-    """Whole numbers that sum to `size`, each less than one away from its share, or one if that would be none.
+    """Integers that sum to `size`, each less than 1 from its exact share, but at least 1.
 
     >>> part_sizes(1797, (70, 15, 15)), part_sizes(4, (70, 15, 15))
     ([1258, 270, 269], [2, 1, 1])
@@ -145,7 +145,7 @@ def part_sizes(size: int, shares: tuple[float, ...]) -> list[int]:
     exact = [share * size / sum(shares) for share in shares]
     sizes = [max(int(value), 1 if value > 0 else 0) for value in exact]
     while sum(sizes) != size:
-        # Largest remainder: move the part that is furthest from its share, never one to nothing.
+        # Largest remainder: change the part that is furthest from its share, but never to zero.
         step = 1 if sum(sizes) < size else -1
         movable = [i for i, count in enumerate(sizes) if shares[i] > 0 and count + step > 0]
         sizes[max(movable, key=lambda i: step * (exact[i] - sizes[i]))] += step

@@ -1,4 +1,4 @@
-"""Tasks by name, and who holds what in them. `Task` itself, for what you bring yourself, is in `definition`."""
+"""Tasks by name, and the labels of their clients. `Task` itself, for your own models and data, is in `definition`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fedveil.errors import FedveilError, printable
 from fedveil.registry import datasets, models
+from fedveil.tasks.client_labels import ClientLabels
 from fedveil.tasks.datasets.base import DataSet, LoadedData
 from fedveil.tasks.datasets.text import LoadedText
 from fedveil.tasks.definition import (
@@ -27,7 +28,6 @@ from fedveil.tasks.definition import (
 )
 from fedveil.tasks.examples import Examples
 from fedveil.tasks.from_files import CLIENTS, FileData, FileModel, read_file_data
-from fedveil.tasks.holdings import Holdings
 from fedveil.tasks.models.base import ModelSpec
 from fedveil.tasks.models.transformer import TextModel, Transformer
 from fedveil.tasks.own_data import OwnData
@@ -38,7 +38,7 @@ from fedveil.tasks.splits import Split, read_split, splits
 from fedveil.tasks.tokens import PERTURBED, LoadedTokens, tokenized, without_tokens
 from fedveil.tasks.vocabulary import vocabulary_of
 
-__all__ = ["Buffers", "Task", "build_model", "holdings", "holdings_of", "label_table", "read_model", "task"]
+__all__ = ["Buffers", "Task", "build_model", "client_labels", "client_labels_of", "label_table", "read_model", "task"]
 
 logger = logging.getLogger(__name__)
 
@@ -63,16 +63,16 @@ def task(
     Task(digits, model=mlp, clients=3, train=1293)
 
     name: a registered name, or "file.py:dataset": data of your own in a Python file, as `Task` takes them, a dict of
-        `Task`'s keywords, or a function that gives one of these.
+        `Task`'s keywords, or a function that returns one of these.
     model: a registered name, with fields if wanted ("resnet18:norm=group"), its spec, a module of your own, or
         "file.py:Net", a class or function in a Python file, called with nothing, or with `shape` and `classes` if it
         takes them.
     split: "own" (the data set's, with a tenth of the training part for validation if it has none), or shares of all
         examples pooled, such as "70/15/15" or (0.7, 0.15, 0.15).
     seed: of the split, the partition, the limit and the initial weights; torch's global generator is left as it was.
-    data_root: where the data files are; else the environment's FEDVEIL_DATA, else ~/.cache/fedveil.
-    limit: use at most so many training examples, chosen at random, every class with its share; the other parts are cut
-        to the same share, but not below 256 examples.
+    data_root: where the data files are; by default the environment's FEDVEIL_DATA, else ~/.cache/fedveil.
+    limit: use at most this many training examples, chosen at random in proportion to the classes; the other parts are
+        reduced in the same proportion, but not below 256 examples.
     """
     check_buffers(buffers)
     chosen_split, chosen_partition = read_split(split), read_partition(partition)
@@ -143,7 +143,7 @@ def task(
 
 
 def read_model(text: str) -> Model:
-    """A model as the command line names it. A file is looked for, and not run yet."""
+    """A model as the command line names it. A file must exist, but is not run yet."""
     if is_reference(text):
         return FileModel(Reference.read(text))
     found: ModelSpec = models.parse(text)
@@ -158,7 +158,7 @@ def build_model(spec: Model, shape: tuple[int, ...], classes: int, seed: int) ->
 
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """torch's generator as the seed of a run sets it for initial weights; after that as it was."""
+    """Seed torch's generator for initial weights, and restore it afterwards."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(derived_key(seed, "model") % 2**64)
         yield
@@ -183,16 +183,16 @@ def label_table(task: Task) -> list[list[int]]:
     >>> label_table(task("digits", clients=2, limit=20))
     [[0, 0, 2, 1, 1, 1, 1, 2, 1, 1], [2, 2, 0, 1, 1, 1, 1, 0, 1, 1]]
     """
-    return holdings(task).counts
+    return client_labels(task).counts
 
 
-def holdings(task: Task) -> Holdings:
-    """Who holds what in a task."""
+def client_labels(task: Task) -> ClientLabels:
+    """How the labels of a task are distributed over its clients."""
     partition = str(task.description.get("partition", ""))
-    return _holdings(task.train, task.clients, task.label_names, partition)
+    return _count_labels(task.train, task.clients, task.label_names, partition)
 
 
-def holdings_of(
+def client_labels_of(
     name: str,
     *,
     clients: int = CLIENTS,
@@ -201,10 +201,10 @@ def holdings_of(
     seed: int = 0,
     data_root: Path | str | None = None,
     limit: int | None = None,
-) -> Holdings:
-    """Who would hold what in the `task` of the same settings, without a model.
+) -> ClientLabels:
+    """The same for the `task` of these settings, without building a model.
 
-    >>> holdings_of("digits", clients=2, limit=20).sizes
+    >>> client_labels_of("digits", clients=2, limit=20).sizes
     [10, 10]
     """
     chosen_split, chosen_partition = read_split(split), read_partition(partition)
@@ -217,11 +217,11 @@ def holdings_of(
         own, names = _divided(data, chosen_split, seed), tuple(map(printable, data.class_names))
     parts, members = shared_out(own, clients, chosen_partition, seed, limit)
     shown = partitions.spell(chosen_partition) if own.clients is None else ""
-    return _holdings(parts.train, members, names, shown)
+    return _count_labels(parts.train, members, names, shown)
 
 
-def _holdings(train: Examples, clients: Sequence[Tensor], names: tuple[str, ...], partition: str) -> Holdings:
-    held = [train.labels[places] for places in clients]
+def _count_labels(train: Examples, clients: Sequence[Tensor], names: tuple[str, ...], partition: str) -> ClientLabels:
+    held = [train.labels[indices] for indices in clients]
     if train.multi_label:
         counts = [labels.long().sum(0).tolist() for labels in held]
     elif train.next_tokens:
@@ -229,7 +229,7 @@ def _holdings(train: Examples, clients: Sequence[Tensor], names: tuple[str, ...]
     else:
         counts = [torch.bincount(labels, minlength=len(names)).tolist() for labels in held]
     sizes = [len(labels) for labels in held]
-    return Holdings(labels=list(names), sizes=sizes, counts=counts, several=train.multi_label, partition=partition)
+    return ClientLabels(labels=list(names), sizes=sizes, counts=counts, several=train.multi_label, partition=partition)
 
 
 def _load(source: DataSet, data_root: Path | str | None) -> LoadedData | LoadedText:
@@ -243,7 +243,7 @@ def _divided(data: LoadedData | LoadedTokens, split: Split, seed: int) -> OwnDat
 
 
 def _file_names(file: FileData) -> tuple[str, ...]:
-    """One name for every class or label of the data, before any model is there."""
+    """One name for every class or label of the data, before there is a model."""
     parts = file.own.parts
     given: Sequence[str] | None = file.said.get("class_names")
     if given is None and parts.train.labels.dim() == 1:

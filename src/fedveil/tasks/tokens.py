@@ -1,7 +1,7 @@
 """Text as a model takes it: token numbers, a mask of padding, and an offset to the embeddings.
 
 The offset is zero. It is the part of the inputs that data defenses perturb: what they add to it is added to the
-embeddings of the tokens, while the table of embeddings is a parameter like others and has its gradient.
+embeddings of the tokens. The embedding table is a parameter like any other.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from fedveil.tasks.fingerprint import Fingerprint, fingerprint
 from fedveil.tasks.inputs import Inputs
 from fedveil.tasks.vocabulary import Vocabulary
 
-IGNORED = -100  # the target at padding: no loss is taken there
+IGNORED = -100  # the target of padding, which does not count in the loss
 PERTURBED = "offset"
-AT_ONCE = 1024  # texts that are encoded at a time
+AT_ONCE = 1024  # texts to encode at a time
 
 
 @dataclass(frozen=True, eq=False)
 class TokenPart:
-    """Token numbers (N, length), how many of each row are no padding (N,), and class numbers or None."""
+    """Token numbers (N, length), how many of each row are not padding (N,), and class numbers or None."""
 
     ids: NDArray[np.int32]
     sizes: NDArray[np.int64]
@@ -71,7 +71,7 @@ class LoadedTokens:
 
     @property
     def parts(self) -> dict[str, TokenPart]:
-        """The parts there are, by name."""
+        """The parts that exist, by name."""
         named = {"train": self.train, "validation": self.validation, "test": self.test}
         return {name: part for name, part in named.items() if part is not None}
 
@@ -115,7 +115,7 @@ class TokenExamples(Examples):
 
 
 def tokenized(data: LoadedText, vocabulary: Vocabulary, width: int) -> LoadedTokens:
-    """Every text as tokens of the vocabulary, for a model whose embeddings have this width."""
+    """Tokenize every text, for a model whose embeddings have this width."""
     encode = _pieces if data.classes == 0 else _sentences
     made = {name: encode(data, part, vocabulary, width) for name, part in data.parts.items()}
     cut = sum(count for _, count in made.values())
@@ -132,9 +132,9 @@ def tokenized(data: LoadedText, vocabulary: Vocabulary, width: int) -> LoadedTok
 
 
 def without_tokens(data: LoadedText) -> LoadedTokens:
-    """The set with labels alone: enough to divide sentences among clients, without a model's vocabulary."""
+    """The labels alone: enough to divide sentences among clients, and it needs no vocabulary."""
     if data.classes == 0:
-        raise FedveilError(f"{data.name} is running text: it has no classes, and its model's tokens say how long it is")
+        raise FedveilError(f"{data.name} is running text: it has no classes, and the model's tokens set its length")
 
     def bare(part: TextPart) -> TokenPart:
         return TokenPart(np.zeros((len(part), 0), np.int32), np.zeros(len(part), np.int64), part.labels, 0)
@@ -151,7 +151,7 @@ def next_token_loss(scores: Tensor, targets: Tensor) -> Tensor:
 
 
 def next_token_hits(scores: Tensor, targets: Tensor) -> Tensor:
-    """For every next token of the batch, one after another, whether it has the highest score."""
+    """Whether each next token of the batch has the highest score, in one row."""
     counted = targets[:, 1:] != IGNORED
     return (scores[:, :-1].argmax(-1) == targets[:, 1:])[counted]
 
@@ -165,17 +165,17 @@ def _sentences(data: LoadedText, part: TextPart, vocabulary: Vocabulary, width: 
     cut = 0
     for start in range(0, len(part), AT_ONCE):
         found = vocabulary.tokenizer.encode_batch(list(part.texts[start : start + AT_ONCE]))
-        for place, encoding in enumerate(found, start):
+        for index, encoding in enumerate(found, start):
             if not encoding.ids:
-                raise FedveilError(f"{data.name}: the tokenizer finds no tokens in {part.texts[place]!r:.60}")
-            sizes[place] = len(encoding.ids)
-            ids[place, : len(encoding.ids)] = encoding.ids
+                raise FedveilError(f"{data.name}: the tokenizer finds no tokens in {part.texts[index]!r:.60}")
+            sizes[index] = len(encoding.ids)
+            ids[index, : len(encoding.ids)] = encoding.ids
             cut += bool(encoding.overflowing)
     return TokenPart(ids, sizes, part.labels, width), cut
 
 
 def _pieces(data: LoadedText, part: TextPart, vocabulary: Vocabulary, width: int) -> tuple[TokenPart, int]:
-    """The whole text cut into rows; the last is padded. A rest of one token has no next one, and is left out."""
+    """Cut the whole text into rows and pad the last. A last row of one token is left out: it has no next token."""
     vocabulary.tokenizer.no_padding()
     vocabulary.tokenizer.no_truncation()
     stream: list[int] = []

@@ -1,4 +1,4 @@
-"""Vocabularies: read from a folder of a tokenizer, or trained on the training text and kept in the cache."""
+"""Vocabularies: read from the folder of a tokenizer, or trained on the training text and cached."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ class Vocabulary:
     """A tokenizer of the library `tokenizers`."""
 
     tokenizer: Any
-    trained: bool  # here, on the training text; otherwise it came from a folder
+    trained: bool  # on the training text; otherwise it came from a folder
 
     @property
     def size(self) -> int:
-        """How many entries it has, special ones too."""
+        """The number of entries, including special ones."""
         return int(self.tokenizer.get_vocab_size(with_added_tokens=True))
 
     @property
     def padding(self) -> int:
-        """The number of the token that fills short sentences; where there is none 0, which is then masked as well."""
+        """The token that fills short sentences; 0 if there is none, since padding is masked anyway."""
         return int(self.tokenizer.token_to_id("[PAD]") or 0)
 
     @property
     def sha256(self) -> str:
-        """The hash of all that it is."""
+        """The hash of the whole tokenizer."""
         return hashlib.sha256(self.tokenizer.to_str().encode()).hexdigest()
 
 
@@ -61,7 +61,7 @@ def text_library(name: str) -> Any:
 
 
 def _from_folder(folder: Path) -> Any:
-    """tokenizer.json as it is; the older vocab.txt (BERT), or vocab.json and merges.txt (GPT-2), by transformers."""
+    """Read tokenizer.json, or through transformers the older vocab.txt (BERT) or vocab.json and merges.txt (GPT-2)."""
     library = text_library("tokenizers")
     there = {name for name in ("tokenizer.json", "vocab.txt", "vocab.json", "merges.txt") if (folder / name).is_file()}
     try:
@@ -81,7 +81,7 @@ def _from_folder(folder: Path) -> Any:
 
 
 def _trained(texts: Sequence[str], pieces: Pieces, size: int) -> Any:
-    """Trained anew, or as it was kept after the first time; the same texts give the same vocabulary."""
+    """Train a tokenizer, or take it from the cache; the same texts give the same vocabulary."""
     library = text_library("tokenizers")
     key = hashlib.sha256(f"{pieces}|{size}|{library.__version__}|{len(texts)}|".encode())
     for text in texts:
@@ -90,7 +90,7 @@ def _trained(texts: Sequence[str], pieces: Pieces, size: int) -> Any:
     path = cache_folder() / "vocabularies" / f"{key.hexdigest()[:32]}.json"
     try:
         return library.Tokenizer.from_file(str(path))
-    except Exception as error:  # not there yet, or damaged: the library raises bare exceptions
+    except Exception as error:  # not cached yet, or damaged: the library raises bare exceptions
         log.debug("the vocabulary is trained: %s", one_line(error, typed=True))
     made = _wordpiece(library, texts, size) if pieces == "wordpiece" else _byte_bpe(library, texts, size)
     try:
@@ -102,11 +102,11 @@ def _trained(texts: Sequence[str], pieces: Pieces, size: int) -> Any:
 
 
 def _wordpiece(library: Any, texts: Sequence[str], size: int) -> Any:
-    """As BERT's uncased one: lower case, words and punctuation apart, [CLS] before and [SEP] behind a sentence.
+    """Like BERT's uncased one: lower case, words and punctuation apart, [CLS] before and [SEP] after a sentence.
 
     The trainer numbers the letters inside of words in the order of a hash table that differs from run to run, and of
-    two pairs that are equally frequent it merges the one with the lower numbers. So that the same text always gives
-    the same vocabulary, these letters are there from the start, in their own order.
+    two equally frequent pairs it merges the one with the lower numbers. These letters are therefore given from the
+    start, sorted, so that the same text always gives the same vocabulary.
     """
     normalizer = library.normalizers.BertNormalizer(lowercase=True)
     letters = sorted({letter for text in texts for letter in normalizer.normalize_str(text) if not letter.isspace()})
@@ -134,7 +134,7 @@ def _wordpiece(library: Any, texts: Sequence[str], size: int) -> Any:
 
 
 def _byte_bpe(library: Any, texts: Sequence[str], size: int) -> Any:
-    """As GPT-2's: pairs of bytes merged, so that any text can be written."""
+    """Like GPT-2's: merged pairs of bytes, so that any text can be encoded."""
     made = library.Tokenizer(library.models.BPE())
     made.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = library.decoders.ByteLevel()

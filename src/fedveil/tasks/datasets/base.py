@@ -1,4 +1,4 @@
-"""What every data set is: a name, classes, channel statistics, and a way to load its arrays or list its files."""
+"""The base of data sets: a name, classes, channel statistics, and a way to load arrays or list files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class Part:
     """Images (N, C, H, W), uint8 or floating pixels in [0, 1], or picture files; and their labels.
 
-    Labels are int64 class numbers (N,), or, where an example has any number of labels, float32 zeros and ones (N, L).
+    Labels are int64 class numbers (N,), or float32 zeros and ones (N, L) if an example can have several labels.
     """
 
     images: NDArray[Any] | ImageFiles
@@ -37,7 +37,7 @@ class Part:
 
     @property
     def multi_label(self) -> bool:
-        """Whether an example has any number of labels."""
+        """Whether an example can have several labels, or none."""
         return self.labels.ndim == 2
 
 
@@ -60,7 +60,7 @@ class LoadedData:
     normalization: Normalization
     class_names: tuple[str, ...]
     validation: Part | None = None
-    note: str = ""  # what is not as published, such as missing files
+    note: str = ""  # how it differs from the published set, such as missing files
 
     def __post_init__(self) -> None:
         for label, part in self.parts.items():
@@ -73,7 +73,7 @@ class LoadedData:
 
     @property
     def parts(self) -> dict[str, Part]:
-        """The parts there are, by name."""
+        """The parts that exist, by name."""
         named = {"train": self.train, "validation": self.validation, "test": self.test}
         return {name: part for name, part in named.items() if part is not None}
 
@@ -84,7 +84,7 @@ class LoadedData:
 
     @cached_property
     def sha256(self) -> str:
-        """The hash of all images and labels, whatever files they came from; of picture files see `ImageFiles`."""
+        """The hash of all images and labels, independent of their files; for picture files see `ImageFiles`."""
         total = Fingerprint()
         for name, part in self.parts.items():
             if isinstance(part.images, ImageFiles):
@@ -130,7 +130,7 @@ def _check(where: str, part: Part, classes: int, channels: int) -> None:
         raise FedveilError(f"{where}: no examples")
     if part.multi_label:
         if not np.isin(labels, (0, 1)).all():
-            raise FedveilError(f"{where}: labels of several per example must be 0 or 1")
+            raise FedveilError(f"{where}: labels must be 0 or 1 where an example has several")
     elif labels.min() < 0 or labels.max() >= classes:
         wrong = int(labels.min() if labels.min() < 0 else labels.max())
         raise FedveilError(f"{where}: label {wrong} is out of range: there are {classes} classes, 0 to {classes - 1}")

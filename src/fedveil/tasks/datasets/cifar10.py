@@ -18,7 +18,7 @@ from fedveil.tasks.sources import CIFAR10_BATCHES, find_files
 class CIFAR10(DataSet):
     """Photographs of animals and vehicles, color 32×32, 50,000 + 10,000.
 
-    Some of the five training batches are enough; the note of what was loaded then says which.
+    Some of the five training batches are enough; `note` then says which.
     """
 
     class_names = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")

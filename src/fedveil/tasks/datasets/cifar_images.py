@@ -1,4 +1,4 @@
-"""The shape that CIFAR-10 and CIFAR-100 share: color 32×32 images in pickled batches."""
+"""What CIFAR-10 and CIFAR-100 share: color 32×32 images in pickled batches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedveil.tasks.formats.cifar_pickle import read_cifar_pickle
 
 
 def read_batches(paths: Sequence[Path], key: str) -> Part:
-    """The images of some batches, with the labels that stand under `key`."""
+    """The images of some batches, with the labels under `key`."""
     parts = [_batch(path, key) for path in paths]
     return Part(np.concatenate([part.images for part in parts]), np.concatenate([part.labels for part in parts]))
 

@@ -21,12 +21,12 @@ class Digits(DataSet):
     """Handwritten digits, gray 8×8, 1,437 + 360; comes with scikit-learn, needs no files."""
 
     class_names = ("0", "1", "2", "3", "4", "5", "6", "7", "8", "9")
-    # Of the pixels of the training part, as a test checks.
+    # Of the training pixels, checked by a test.
     mean = 0.3054
     std = 0.3755
 
     def load(self, root: Path | None = None) -> LoadedData:
-        """The arrays from scikit-learn; `root` is not looked at."""
+        """The arrays from scikit-learn; `root` is not used."""
         values, labels = load_digits(return_X_y=True)
         # Values are whole numbers from 0 to 16, so these float32 pixels are exact.
         images = (values.reshape(-1, 1, 8, 8) / 16).astype(np.float32)

@@ -1,4 +1,4 @@
-"""The shape that MNIST and Fashion-MNIST share: gray 28×28 images in four IDX files."""
+"""What MNIST and Fashion-MNIST share: gray 28×28 images in four IDX files."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from fedveil.tasks.sources import data_root
 
 ANNOTATIONS = "val_annotations.txt"
 ANNOTATIONS_LIMIT = 2**26  # bytes
-HELD_OUT = 5  # where there is no test part: one in so many pictures of each class
+HELD_OUT = 5  # without a test part, one in this many pictures of each class
 
 
 @datasets.register("image-folder")
@@ -29,7 +29,7 @@ HELD_OUT = 5  # where there is no test part: one in so many pictures of each cla
 class ImageFolder(DataSet):
     """Your own pictures: path=FOLDER with CLASS/picture, train/CLASS/picture, or the layout of (Tiny-)ImageNet.
 
-    Where there is a part val and none test, val is the test part. Where there is neither, every fifth picture of each
+    If there is a folder val and none named test, val is the test part. If there is neither, every fifth picture of each
     class is. Pictures are read when they are needed: the short side resized to `size`, the middle cut out. Channel
     statistics are those of at most 1,024 training pictures.
     """
@@ -65,7 +65,7 @@ class ImageFolder(DataSet):
         raise FedveilError(f"image-folder: there is no folder {given}, neither here nor in {data_root(root)}")
 
     def _part(self, top: Path, pictures: list[tuple[str, str]], classes: list[str]) -> Part:
-        number = {label: place for place, label in enumerate(classes)}
+        number = {label: index for index, label in enumerate(classes)}
         for name, label in pictures:
             if label not in number:
                 raise FedveilError(f"{top / name}: class {label} has no pictures in the training part")
@@ -100,7 +100,7 @@ def _parts(top: Path) -> tuple[Pictures, Pictures | None, Pictures]:
 def _classes(top: Path, part: str) -> Iterator[tuple[str, str]]:
     for label in _listed(top / part, folders=True):
         inside = f"{part}/{label}" if part else label
-        # Tiny-ImageNet has one folder more, beside a file of boxes.
+        # Tiny-ImageNet has one more folder, beside a file of boxes.
         deeper = f"{inside}/images" if (top / inside / "images").is_dir() else inside
         for name in _listed(top / deeper, folders=False):
             yield f"{deeper}/{name}", label
@@ -138,5 +138,5 @@ def _held_out(pictures: Pictures) -> tuple[Pictures, Pictures]:
         seen[label] += 1
         (test if seen[label] % HELD_OUT == 0 else train).append((name, label))
     if pictures and not test:
-        raise FedveilError(f"no class has {HELD_OUT} pictures, of which one would be for the test: make a folder test")
+        raise FedveilError(f"no class has {HELD_OUT} pictures, to hold one out for the test: make a folder test")
     return train, test

@@ -18,7 +18,7 @@ from fedveil.tasks.sources import find_files
 
 TABLE = "Data_Entry_2017.csv"
 LIMIT = 2**27  # bytes of the table
-TEST_SHARE = 5  # where the lists are missing: one in so many patients
+TEST_SHARE = 5  # without the lists, one in this many patients is in the test part
 
 
 @datasets.register("nih-chestxray")
@@ -27,8 +27,8 @@ class NIHChestXray(DataSet):
     """Chest X-rays, gray, 14 findings of which an image has any number; 112,120 images of 30,805 patients.
 
     The parts are those of the two lists that come with the set; without them every fifth patient is in the test part.
-    Images may be in any folder below; those that are missing are left out, and the note says how many. Images are
-    read when they are needed.
+    Images may be in any folder below. Missing ones are left out, and `note` says how many. Images are read when they
+    are needed.
     """
 
     size: Count = 256  # pixels of a side
@@ -56,15 +56,15 @@ class NIHChestXray(DataSet):
         table = found[TABLE]
         top = table.parent
         rows = self._rows(table)
-        places = _pictures(top)
-        there = [row for row in rows if row[0] in places]
+        paths = _pictures(top)
+        there = [row for row in rows if row[0] in paths]
         in_test = _test_images(found, rows)
         parts = []
         for label, test in (("training", False), ("test", True)):
             chosen = [row for row in there if (row[0] in in_test) is test]
             if not chosen:
                 raise FedveilError(f"nih-chestxray: none of the {label} images of {table.name} is below {top}")
-            names = tuple(places[name] for name, _, _ in chosen)
+            names = tuple(paths[name] for name, _, _ in chosen)
             parts.append(Part(ImageFiles(top, names, self.size, 1), np.stack([labels for _, labels, _ in chosen])))
         return LoadedData(
             name="nih-chestxray",
@@ -79,7 +79,7 @@ class NIHChestXray(DataSet):
         """Image, findings as zeros and ones, patient."""
         if table.stat().st_size > LIMIT:
             raise FedveilError(f"{table}: larger than {LIMIT:,} bytes")
-        number = {name: place for place, name in enumerate(self.class_names)}
+        number = {name: index for index, name in enumerate(self.class_names)}
         rows = []
         with table.open(newline="", encoding="utf-8-sig", errors="replace") as file:
             reader = csv.DictReader(file)

@@ -21,8 +21,8 @@ UNLABELED = "index\tsentence"  # of GLUE's test file
 class SST2(TextSet):
     """Sentences of film reviews, negative or positive: 6,920 + 872 + 1,821, or GLUE's 67,349 phrases + 872.
 
-    GLUE's test labels are not public: with its files the test part is dev.tsv, and validation comes out of the
-    training part.
+    GLUE's test labels are not public: with its files the test part is dev.tsv, and the validation part is taken from
+    the training part.
     """
 
     class_names = ("negative", "positive")

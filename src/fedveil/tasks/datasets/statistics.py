@@ -1,4 +1,4 @@
-"""Channel statistics of sets for which none are given: computed once, from the training part."""
+"""Channel statistics of sets that have no published ones, computed once from the training part."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _known: dict[tuple[object, ...], Normalization] = {}
 
 
 def statistics(train: Part, file: Path) -> Normalization:
-    """Mean and standard deviation of the training images, kept in memory for as long as their file is the same.
+    """Mean and standard deviation of the training images, cached in memory until their file changes.
 
-    file: what the images came from; its name, size and time of change stand for its content.
+    file: where the images came from; its name, size and modification time identify its content.
     """
     state = file.stat()
     files = train.images.names if isinstance(train.images, ImageFiles) else ()

@@ -1,4 +1,4 @@
-"""What every data set of text is: sentences with classes, or running text, and how they become tokens."""
+"""The base of data sets of text: sentences with classes, or running text, and how they become tokens."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class TextPart:
 
     @property
     def images(self) -> tuple[str, ...]:
-        """The texts, by the name under which a `Part` holds its examples."""
+        """The texts, under the name that a `Part` has for its examples."""
         return self.texts
 
 
@@ -45,7 +45,7 @@ class LoadedText:
     name: str
     train: TextPart
     test: TextPart
-    class_names: tuple[str, ...]  # empty: running text, in which each next token is foretold
+    class_names: tuple[str, ...]  # empty: running text, in which each next token is predicted
     length: int
     tokenizer: Path | None
     vocabulary: int | None
@@ -59,23 +59,23 @@ class LoadedText:
 
     @property
     def classes(self) -> int:
-        """The number of classes; 0 of running text."""
+        """The number of classes; 0 for running text."""
         return len(self.class_names)
 
     @property
     def parts(self) -> dict[str, TextPart]:
-        """The parts there are, by name."""
+        """The parts that exist, by name."""
         named = {"train": self.train, "validation": self.validation, "test": self.test}
         return {name: part for name, part in named.items() if part is not None}
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of one example: so many tokens."""
+        """The shape of one example: its number of tokens."""
         return (self.length,)
 
     @cached_property
     def sha256(self) -> str:
-        """The hash of all texts and labels, whatever files they came from."""
+        """The hash of all texts and labels, independent of their files."""
         total = hashlib.sha256()
         for name, part in self.parts.items():
             total.update(f"{name}|{len(part)}|".encode())
@@ -93,8 +93,8 @@ class TextSet(DataSet):
 
     Every example has `length` tokens: longer sentences are cut, shorter ones padded, and running text is cut into
     pieces. The vocabulary is the one in the folder `tokenizer` (tokenizer.json, vocab.txt, or vocab.json and
-    merges.txt); without one it is trained on the training text, with as many entries as the model published has
-    or `vocabulary` says.
+    merges.txt); without one it is trained on the training text, with `vocabulary` entries, or as many as the
+    published model has.
     """
 
     length: Length = 64  # tokens of an example
@@ -102,7 +102,7 @@ class TextSet(DataSet):
     vocabulary: VocabularySize | None = None  # entries at most of a tokenizer that is trained here
 
     def load(self, root: Path | None = None) -> LoadedText:
-        """Read the texts, and make sure that the tokenizer's folder is there."""
+        """Read the texts, and check that the tokenizer's folder exists."""
         if self.tokenizer is not None and self.vocabulary is not None:
             raise FedveilError(f"{self.name}: a tokenizer has its own vocabulary: leave vocabulary out")
         return self.read(root, self._folder(root))

@@ -18,10 +18,10 @@ TRAIN = "wiki.train.tokens"
 @datasets.register("wikitext2")
 @declared
 class WikiText2(TextSet):
-    """Articles of Wikipedia as running text, 2.1 + 0.2 + 0.2 million words: each next token is foretold.
+    """Articles of Wikipedia as running text, 2.1 + 0.2 + 0.2 million words: each next token is predicted.
 
-    The text is cut into pieces of `length` tokens. Where the training file is missing, `train="valid"` trains on the
-    validation part in its place.
+    The text is cut into pieces of `length` tokens. If the training file is missing, `train="valid"` trains on the
+    validation part instead.
     """
 
     train: Literal["train", "valid"] = "train"  # which part to train on

@@ -1,4 +1,4 @@
-"""Tar archives, unpacked so that nothing leaves the folder and nothing grows without bound."""
+"""Tar archives, unpacked so that nothing leaves the folder and sizes are bounded."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ BLOCK = 2**20
 def unpack(archive: Path, folder: Path, limit: int = LIMIT) -> list[Path]:
     """Unpack the plain files of a `.tar.gz` into the folder; returns where they are.
 
-    Absolute paths, `..`, links and devices are refused, and with them the archive: what was unpacked before is the
-    caller's to remove.
+    An archive with absolute paths, `..`, links or devices is refused; the caller has to remove what was unpacked
+    before that.
     """
     found: list[Path] = []
     total = 0
@@ -43,7 +43,7 @@ def unpack(archive: Path, folder: Path, limit: int = LIMIT) -> list[Path]:
     except FileExistsError as error:
         raise FedveilError(f"{archive}: holds the same file twice: {error.filename}") from None
     except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, ValueError) as error:
-        # A ValueError is a number in a header that is none.
+        # A ValueError is an invalid number in a header.
         shown = str(error)[:100]
         raise FedveilError(f"{archive}: cut short or damaged, or not a .tar.gz file ({shown}); get it again") from None
     except OSError as error:
@@ -63,22 +63,22 @@ def _inside(archive: Path, member: tarfile.TarInfo) -> PurePosixPath:
 
 
 class _Careful:
-    """A file of which nothing huge is read at once: headers with long names may not take all memory."""
+    """A file that refuses to read much at once, so that headers with long names cannot take all memory."""
 
     def __init__(self, file: Any) -> None:
         self._file = file
 
     def read(self, size: int = -1) -> bytes:
-        """Like any file's, up to a bound."""
+        """As for any file, up to a bound."""
         if not 0 <= size <= BLOCK:
             raise tarfile.ReadError("a header is too long")
         content: bytes = self._file.read(size)
         return content
 
-    def seek(self, place: int, whence: int = 0) -> int:
-        """Like any file's."""
-        return int(self._file.seek(place, whence))
+    def seek(self, position: int, whence: int = 0) -> int:
+        """As for any file."""
+        return int(self._file.seek(position, whence))
 
     def tell(self) -> int:
-        """Like any file's."""
+        """As for any file."""
         return int(self._file.tell())

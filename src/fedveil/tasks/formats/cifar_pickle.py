@@ -1,9 +1,9 @@
-"""The pickles of CIFAR's python version, read without pickle's power to run what it reads.
+"""The pickles of CIFAR's Python version, read without running what they contain.
 
-A pickle is a program. This reader knows only the instructions that CIFAR's files use, in the original ones (Python 2)
-and in copies saved again by Python 3, and the four names they call: numpy's array, its type, the function that makes
-an empty array, and the one that makes bytes from text. None of the four is numpy's or Python's own here: stand-ins
-take down what they are told, and an array is made from that at the end.
+A pickle is a program. This reader knows only the instructions that CIFAR's files use, both the original ones (Python 2)
+and copies saved again by Python 3, and the four names they call: numpy's array, its type, the function that makes an
+empty array, and the one that makes bytes from text. None of the four is numpy's or Python's own: stand-ins record what
+they are given, and an array is made from that at the end.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from fedveil.errors import FedveilError
 
 LIMIT = 2**29  # bytes; the largest file (CIFAR-100's training part) has 155 MB
 
-# Left out on purpose: all that makes or calls classes in other ways, extension codes, persistent ids, and what
-# takes memory by a number in the file.
+# Left out on purpose: other ways to make or call classes, extension codes, persistent ids, and whatever allocates
+# memory by a number in the file.
 _INSTRUCTIONS = (
     *(pickle.PROTO, pickle.STOP, pickle.FRAME, pickle.MARK, pickle.POP, pickle.POP_MARK),
     *(pickle.NONE, pickle.NEWTRUE, pickle.NEWFALSE, pickle.BININT, pickle.BININT1, pickle.BININT2, pickle.LONG1),
@@ -38,13 +38,13 @@ _INSTRUCTIONS = (
 
 
 def read_cifar_pickle(path: Path) -> dict[str, Any]:
-    """What a CIFAR batch holds, by name: arrays of uint8, lists of numbers and names, text."""
+    """The contents of a CIFAR batch, by name: arrays of uint8, lists of numbers and names, text."""
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size > LIMIT:
                 raise FedveilError(f"{path}: larger than {LIMIT:,} bytes, which no file of CIFAR is")
-            content = file.read(size)  # with a number, as much memory is taken as it says
+            content = file.read(size)  # this allocates as much memory as `size` says
     except OSError as error:
         raise FedveilError(f"cannot read {path}: {error.strerror or error}") from None
     try:
@@ -64,7 +64,7 @@ class _Refused(Exception):
 
 
 class _Type:
-    """Stands in for numpy's type; only bytes are known."""
+    """Stands in for numpy's type; only uint8 is known."""
 
     def __init__(self, code: object, *_: object) -> None:
         if _text(code) not in ("u1", "|u1", "uint8"):
@@ -75,7 +75,7 @@ class _Type:
 
 
 class _Array:
-    """Stands in for numpy's array until the whole file was read."""
+    """Stands in for numpy's array until the whole file has been read."""
 
     def __init__(self) -> None:
         self._state: tuple[Any, ...] = ()
@@ -126,8 +126,8 @@ def _unknown(instruction: int) -> Callable[[Any], None]:
     return refuse
 
 
-class _Reader(pickle._Unpickler):  # the one written in Python: its instructions can be chosen
-    """Pickle's machine with few instructions. In the one in C, a number in the file can take all memory."""
+class _Reader(pickle._Unpickler):  # the one in Python, whose instructions can be chosen
+    """An unpickler with few instructions. The one in C would allocate whatever a number in the file says."""
 
     stack: list[Any]
 
@@ -149,7 +149,7 @@ class _Reader(pickle._Unpickler):  # the one written in Python: its instructions
         self.stack[-1] = function(*arguments)
 
     def tell(self) -> None:
-        """Tell a stand-in its state."""
+        """Give a stand-in its state."""
         state = self.stack.pop()
         if not isinstance(self.stack[-1], _Array | _Type):
             raise _Refused("it changes something that is not an array")

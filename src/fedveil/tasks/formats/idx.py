@@ -29,7 +29,7 @@ LIMIT = 2**31  # bytes; the largest IDX set in use (EMNIST by class) has a quart
 
 @contextlib.contextmanager
 def maybe_gzipped(path: Path) -> Iterator[tuple[BinaryIO, int]]:
-    """A file, unpacked where its content is gzip, and the most bytes it can hold; what is wrong is told in one line."""
+    """Open a file, unpacking gzip; yields it with the most bytes it can hold. Raises errors of one line."""
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -53,7 +53,7 @@ def read_idx(path: Path, shape: tuple[int | None, ...], dtype: str = "uint8") ->
 
     `shape` is what the file must hold, `None` where any length will do: `(None, 28, 28)` for MNIST's images. Anything
     else, and a file that is too short or too long by a byte, is a `FedveilError`. The header is checked against the
-    size of the file before memory is taken, and no more is unpacked than the header promises.
+    size of the file before memory is allocated, and no more is unpacked than the header promises.
     """
     with maybe_gzipped(path) as (file, room):
         return _read(file, path, shape, dtype, room)

@@ -1,4 +1,4 @@
-"""Text files: lines, and tables whose columns are parted by tabs. UTF-8, plain or gzipped."""
+"""Text files: lines, and tables with columns separated by tabs. UTF-8, plain or gzipped."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def read_lines(path: Path, limit: int = LIMIT) -> list[str]:
     if "\0" in text:
         line = text.count("\n", 0, text.index("\0")) + 1
         raise FedveilError(f"{path}: line {line} holds a zero byte, so it is not text; get it again")
-    # Not `splitlines`, which also parts lines at characters that stand inside of sentences.
+    # Not `splitlines`, which also splits at characters that occur inside of sentences.
     lines = [line.removesuffix("\r") for line in text.split("\n")]
     if not lines[-1]:
         lines.pop()
@@ -31,29 +31,28 @@ def read_lines(path: Path, limit: int = LIMIT) -> list[str]:
 
 
 def read_table(path: Path, columns: int) -> list[tuple[str, ...]]:
-    """The rows of a file with so many columns, parted by single tabs. Quotes are letters like any others."""
+    """The rows of a file with this many columns, separated by single tabs. Quotes have no special meaning."""
     rows = []
     for number, line in enumerate(read_lines(path), 1):
         row = tuple(line.split("\t"))
         if len(row) != columns:
-            raise FedveilError(
-                f"{path}: line {number} has {len(row)} column{'s' * (len(row) != 1)}, expected {columns} parted by tabs"
-            )
+            found = f"{len(row)} column{'s' * (len(row) != 1)}"
+            raise FedveilError(f"{path}: line {number} has {found}, expected {columns} separated by tabs")
         rows.append(row)
     return rows
 
 
 def read_class(path: Path, number: int, value: str, classes: int) -> int:
-    """A class number as it stands in a line of a file."""
+    """A class number from a line of a file."""
     if value.isascii() and value.isdigit() and len(value) <= 9 and int(value) < classes:
         return int(value)
     raise FedveilError(f"{path}: line {number} has the label {value!r:.40}, expected 0 to {classes - 1}")
 
 
 def _content(path: Path, limit: int) -> bytes:
-    """The bytes of a file, unpacked where it is gzipped (told by content), never more than the limit."""
+    """The bytes of a file, unpacked if its content is gzipped, never more than the limit."""
     with maybe_gzipped(path) as (file, room):
-        # No more than the file can hold is asked for: as much memory is taken as is asked for.
+        # Ask for no more than the file can hold, because `read` allocates as much as it is asked for.
         content = file.read(min(limit, room) + 1)
     if len(content) > limit:
         raise FedveilError(f"{path}: holds more than the {limit:,} bytes allowed")

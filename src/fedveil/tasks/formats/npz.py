@@ -24,7 +24,7 @@ RATIO = 1032  # deflate cannot shrink by more than this
 def read_npz(path: Path, shapes: dict[str, tuple[int | None, ...]]) -> dict[str, NDArray[Any]]:
     """The named arrays; each must hold whole numbers of 8 to 64 bits in the shape given, `None` for any length.
 
-    What a header promises is compared with the size of its file before memory is taken.
+    What a header promises is compared with the size of its file before memory is allocated.
     """
     with opened_zip(path, "an .npz file", "read") as archive:
         return {name: _member(archive, path, name, shape) for name, shape in shapes.items()}

@@ -17,8 +17,8 @@ FORMATS = ("JPEG", "PNG", "WEBP", "BMP")
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp"})
 LIMIT = 2**26  # pixels; a picture that unpacks to more is refused before it is unpacked
 FILE_LIMIT = 2**28  # bytes
-SMALL = 2**22  # pixels; up to here a picture may be blank and its file tiny
-DENSEST = 8 * 1032  # pixels that a byte of a larger file can stand for: a bit each, packed as small as deflate can
+SMALL = 2**22  # pixels; smaller pictures may be blank, and their files tiny
+DENSEST = 8 * 1032  # most pixels per byte of a larger file: one bit per pixel, at the best rate of deflate
 
 
 def read_picture(path: Path, size: int, channels: int) -> NDArray[np.uint8]:
@@ -28,7 +28,7 @@ def read_picture(path: Path, size: int, channels: int) -> NDArray[np.uint8]:
             warnings.simplefilter("ignore")  # Pillow only warns of large pictures; the limit below refuses them
             if path.stat().st_size > FILE_LIMIT:
                 raise FedveilError(f"{path}: larger than {FILE_LIMIT:,} bytes: make the picture smaller")
-            # From memory: of a file Pillow asks for as much at once as a number in it says.
+            # From memory, because from a file Pillow reads as much at once as a number in it says.
             content = path.read_bytes()
             with Image.open(io.BytesIO(content), formats=FORMATS) as image:
                 if image.width * image.height > LIMIT:
@@ -50,7 +50,7 @@ def read_picture(path: Path, size: int, channels: int) -> NDArray[np.uint8]:
 
 
 def _middle(image: Image.Image, size: int) -> Image.Image:
-    """One step: the square in the middle, resized. Its edges lie between pixels where the sides differ by an odd."""
+    """Crop the square in the middle and resize it in one step, since its edges may lie between pixels."""
     side = min(image.size)
     left, top = (image.width - side) / 2, (image.height - side) / 2
     box = (left, top, left + side, top + side)

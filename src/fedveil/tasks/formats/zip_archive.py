@@ -1,4 +1,4 @@
-"""Files out of a zip archive: those that are asked for by name, within a bound."""
+"""Files from a zip archive: only those asked for by name, within a bound."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ BLOCK = 2**20
 
 @contextlib.contextmanager
 def opened_zip(path: Path, kind: str, doing: str) -> Iterator[zipfile.ZipFile]:
-    """A zip archive, such as "an .npz file"; what is wrong with it, or with `doing` this to it, is told in one line."""
+    """Open a zip archive; raises errors of one line, in which `kind` is "an .npz file" and `doing` is "read"."""
     try:
         with zipfile.ZipFile(path) as archive:
             yield archive
     except (zipfile.BadZipFile, zlib.error, EOFError, struct.error, ValueError) as error:
-        # A ValueError is a name that is no text, or an offset before the start.
+        # A ValueError is a name that is not text, or an offset before the start.
         shown = str(error)[:100]
         raise FedveilError(f"{path}: cut short or damaged, or not {kind} ({shown}); get it again") from None
     except (NotImplementedError, RuntimeError) as error:  # an unknown compression, a password
@@ -32,14 +32,14 @@ def opened_zip(path: Path, kind: str, doing: str) -> Iterator[zipfile.ZipFile]:
 
 
 def plainly_packed(info: zipfile.ZipInfo) -> bool:
-    """Whether a member is stored or deflated: other methods take as much memory as a number in the file says."""
+    """Whether a member is stored or deflated: other methods allocate as much memory as a number in the file says."""
     return info.compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 
 def unpack_zip(archive: Path, folder: Path, members: Sequence[str], limit: int = LIMIT) -> list[Path]:
-    """Unpack these members into the folder, each under its last name; nothing else of the archive is looked at.
+    """Unpack these members into the folder, each under the last part of its name; ignore the others.
 
-    Sizes are counted as they come, whatever the archive says of them.
+    Sizes are counted while unpacking, whatever the archive says.
     """
     found = []
     room = limit

@@ -1,4 +1,4 @@
-"""What every model that is chosen by name is: declared fields, and a way to build the module."""
+"""The base of models that are chosen by name: declared fields, and a way to build the module."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ModelSpec(ABC):
 
 
 def activation_layer(name: Activation) -> nn.Module:
-    """A new activation module. None works in place: torch.func and second derivatives need the inputs kept."""
+    """A new activation module. None works in place, because torch.func and second derivatives need the inputs."""
     layers: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "sigmoid": nn.Sigmoid, "tanh": nn.Tanh}
     return layers[name]()
 

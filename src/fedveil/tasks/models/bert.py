@@ -51,7 +51,7 @@ class BERT(Transformer):
 
 
 def _without_buffers(network: Any) -> nn.Module:
-    """Constants that the model is given at every call are no state that clients would share."""
+    """Remove constants that the model gets at every call, so that clients do not share them as buffers."""
     for name in ("position_ids", "token_type_ids"):
         delattr(network.bert.embeddings, name)
     made: nn.Module = network

@@ -15,9 +15,9 @@ from fedveil.tasks.vocabulary import Vocabulary, text_library
 @models.register("gpt2")
 @declared
 class GPT2(Transformer):
-    """GPT-2 for running text (wikitext2): it foretells each next token; needs fedveil[text].
+    """GPT-2 for running text (wikitext2): it predicts each next token; needs fedveil[text].
 
-    The table of embeddings is the output layer too, so that its gradient has both parts.
+    The embedding table is also the output layer, so its gradient has both parts.
     """
 
     pieces = "byte-bpe"

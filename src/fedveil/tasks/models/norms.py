@@ -17,9 +17,9 @@ def norm_layer(norm: Norm, channels: int) -> nn.Module:
 
 
 def group_count(channels: int) -> int:
-    """At most 32 groups (Wu and He, 2018), of at least 4 channels where there are so many.
+    """At most 32 groups (Wu and He, 2018), of at least 4 channels if there are that many.
 
-    A group of one channel on one pixel would be normalized to zero whatever it holds.
+    A group of one channel on one pixel would always be normalized to zero.
 
     >>> group_count(64), group_count(512), group_count(6)
     (16, 32, 1)

@@ -21,7 +21,7 @@ class ResNet18(ModelSpec):
     """ResNet-18: a 3×3 stem up to 64 pixels, the 7×7 stem with max-pooling above.
 
     `norm="group"` has no running statistics to share between clients and no coupling between the examples of a batch.
-    Without a norm, convolutions have biases; a sigmoid net without a norm hardly tells its inputs apart. Gradient
+    Without a norm, convolutions have biases; a sigmoid net without a norm hardly distinguishes its inputs. Gradient
     Dropout's experiments use `activation="sigmoid"`. Weights are PyTorch's default draw, as in the CIFAR variants of
     the inversion literature, not torchvision's; without a norm see `ResNet._widen`.
 
@@ -62,7 +62,7 @@ class ResNet(nn.Module):
             self._widen(blocks)
 
     def _widen(self, blocks: list[Block]) -> None:
-        """Weights for a net without norms: with PyTorch's own all inputs would give almost the same output.
+        """Draw weights for a net without norms: with PyTorch's default, all inputs would give almost the same output.
 
         He initialization keeps the size of the signal through a convolution; dividing the end of each residual by the
         root of the number of blocks keeps the sum of the blocks from growing (after Zhang et al., Fixup, 2019).

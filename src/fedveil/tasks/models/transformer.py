@@ -24,13 +24,13 @@ class Transformer(ModelSpec):
 
     `weights` is a folder with config.json and model.safetensors, as that library writes it; the sizes are then the
     folder's, and the data needs its tokenizer. There is no dropout unless `dropout` says so (0.1 in the published
-    models); the maps of attention never have any, since it would be drawn outside of the clients' streams.
+    models); attention never has any, because it would be drawn outside of the clients' streams.
     """
 
     pieces: ClassVar[Pieces]
     entries: ClassVar[int]  # of the published vocabulary
     positions: ClassVar[int]  # the most tokens of an example
-    causal: ClassVar[bool]  # foretells each next token, where the others classify
+    causal: ClassVar[bool]  # predicts each next token, while the others classify
 
     width: Count = BASE[0]  # numbers for each token
     layers: Count = BASE[1]  # blocks
@@ -39,13 +39,13 @@ class Transformer(ModelSpec):
     weights: str | None = None  # folder with config.json and model.safetensors; the sizes are then its own
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        """Refused: text comes with a vocabulary, to `build_text`."""
+        """Not for text, which needs a vocabulary: see `build_text`."""
         raise FedveilError(f"{self.name} takes text (cola, sst2, wikitext2), not inputs of shape {shape}: try mlp")
 
     def build_text(self, data: str, vocabulary: Vocabulary, length: int, classes: int) -> TextModel:
         """The module for the tokens of a data set; 0 classes: running text."""
         if self.causal != (classes == 0):
-            does, holds = ("foretells text", "classes: use bert") if self.causal else ("classifies", "none: use gpt2")
+            does, holds = ("predicts text", "classes: use bert") if self.causal else ("classifies", "none: use gpt2")
             raise FedveilError(f"{self.name} {does}, and {data} has {holds}")
         if length > self.positions:
             raise FedveilError(f"{self.name} takes at most {self.positions} tokens, and {data} has length={length}")
@@ -67,7 +67,7 @@ class Transformer(ModelSpec):
 
     @abstractmethod
     def _settings(self, classes: int) -> dict[str, Any]:
-        """The settings of the network that hold whatever a saved one says."""
+        """The settings of the network that override those of a saved one."""
 
     def _saved(self, folder: Path, data: str, vocabulary: Vocabulary, classes: int) -> nn.Module:
         if (self.width, self.layers, self.heads) != BASE:
@@ -99,7 +99,7 @@ class Transformer(ModelSpec):
 
 
 class TextModel(nn.Module):
-    """A network of `transformers` as a function of tokens, mask and offset, which `vmap` can go through."""
+    """A network of `transformers` as a function of tokens, mask and offset that supports `vmap`."""
 
     def __init__(self, network: nn.Module, *, causal: bool) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ class TextModel(nn.Module):
         return int(self._table().embedding_dim)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, offset: Tensor) -> Tensor:
-        """Scores: (B, classes), or of every next token (B, length, entries)."""
+        """Scores of the classes (B, classes), or of every next token (B, length, entries)."""
         embeddings = self._table()(input_ids) + offset
         length = input_ids.shape[1]
         seen = attention_mask[:, None, None, :].to(embeddings.dtype)
@@ -122,7 +122,7 @@ class TextModel(nn.Module):
             more = {}
         output = self.network(
             inputs_embeds=embeddings,
-            # Ready to be added to the scores of attention: what the library makes of a plain mask looks at its values.
+            # In the form that is added to attention scores: with a plain mask, the library would branch on its values.
             attention_mask=(1 - seen) * torch.finfo(seen.dtype).min,
             position_ids=torch.arange(length, device=input_ids.device)[None],
             **more,

@@ -1,7 +1,7 @@
-"""Models and data out of the user's own Python files: `file.py:Net`, `folder/file.py:dataset`.
+"""Models and data from the user's own Python files: `file.py:Net`, `folder/file.py:dataset`.
 
-A file is imported as a module of this package whose name holds its path and the hash of its text. So what a worker
-process unpickles imports the very same file there, and a file that has changed since is another module.
+A file is imported as a module of this package whose name contains its path and the hash of its text. A worker process
+that unpickles something therefore imports the very same file, and a file that has changed is another module.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ def is_reference(text: object) -> bool:
 
 @dataclass(frozen=True)
 class Reference:
-    """One thing in a Python file. Nothing is run before it is loaded."""
+    """The name of something in a Python file. The file is not run before `load`."""
 
     path: Path
     name: str
 
     @classmethod
     def read(cls, text: str) -> Reference:
-        """The file that is meant from the working folder; it must be there."""
+        """Parse `file.py:name`, relative to the working folder; the file must exist."""
         found = _REFERENCE.fullmatch(text)
         if found is None or not found["name"].isidentifier():
             raise FedveilError(f"cannot read '{text}': write file.py:name, with the name of something in the file")
@@ -57,12 +57,12 @@ class Reference:
         return cls(path, found["name"])
 
     def __str__(self) -> str:
-        """As it can be written in any folder."""
+        """With the full path, so that it works from any folder."""
         return f"{self.path}:{self.name}"
 
     @property
     def short(self) -> str:
-        """As people name it."""
+        """Without the folder, for messages and reports."""
         return f"{self.path.name}:{self.name}"
 
     def sha256(self) -> str:
@@ -70,7 +70,7 @@ class Reference:
         return hashlib.sha256(_text(self.path)).hexdigest()
 
     def load(self) -> Any:
-        """Run the file, once, and take what is named."""
+        """Run the file, once, and return what the name stands for."""
         module = _module(self.path)
         if not hasattr(module, self.name):
             names = [name for name in vars(module) if not name.startswith("_")]
@@ -78,10 +78,10 @@ class Reference:
         return getattr(module, self.name)
 
     def call(self, function: Callable[..., Any], offered: Mapping[str, Any]) -> Any:
-        """What the function gives, called with those of the values offered that it has parameters for."""
+        """Call the function with those of the offered values that it has parameters for."""
         try:
             parameters = list(inspect.signature(function).parameters.values())
-        except (TypeError, ValueError):  # some written in C tell nothing
+        except (TypeError, ValueError):  # some functions in C have no signature
             parameters = []
         named = [each for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
         taken = {each.name: offered[each.name] for each in named if each.name in offered}
@@ -94,7 +94,7 @@ class Reference:
 
 
 class _told:
-    """Whatever the user's code raises is one line that names the place in the file."""
+    """Turns whatever the user's code raises into one line that names the line of the file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -124,8 +124,8 @@ def _text(path: Path) -> bytes:
 
 def _module(path: Path) -> ModuleType:
     name = f"{__name__}.file_{hashlib.sha256(_text(path)).hexdigest()}_{os.fsencode(path).hex()}"
-    # Its neighbors can be imported as when it is run as a script, but never hide what is installed. Worker processes
-    # are started with the same search path.
+    # Modules beside it can be imported, as if it were run as a script, but never hide what is installed. Worker
+    # processes start with the same search path.
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
     with _told(path):
@@ -133,14 +133,14 @@ def _module(path: Path) -> ModuleType:
 
 
 class _Loader(importlib.machinery.SourceFileLoader):
-    """Reads the source every time: bytecode is kept by the second in which a file changed, which is too coarse."""
+    """Always reads the source: cached bytecode is matched by modification time in seconds, which is too coarse."""
 
     def path_stats(self, path: str | bytes) -> Mapping[str, Any]:
         raise OSError("no bytecode is kept")
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds the modules of this package: each name says which file it is."""
+    """Finds the modules of this package: each name contains the path of its file."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None

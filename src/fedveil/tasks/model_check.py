@@ -1,4 +1,4 @@
-"""Does the model fit the data? Found out with one tiny forward pass, before any long work starts."""
+"""Check with one tiny forward pass whether the model fits the data, before any long work starts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def check_model(model: nn.Module) -> None:
         )
     for name, parameter in model.named_parameters():
         if parameter.is_complex() and parameter.requires_grad:
-            raise FedveilError(f"the model's weights {name} are complex: use real ones, in two parts if need be")
+            raise FedveilError(f"the model's weights {name} are complex: use real ones, in two parts if necessary")
         if not torch.isfinite(parameter).all():
             raise FedveilError(f"the model's weights contain NaN or infinity: {name}")
 
@@ -46,8 +46,8 @@ def floating_type(model: nn.Module) -> torch.dtype:
 def check_fit(model: nn.Module, loss: Loss, parts: Parts, perturb: str | None) -> int | None:
     """Run the examples with the smallest and the largest label through model and loss.
 
-    Returns the number of classes: the width of the model's output where it is one row of scores per example and the
-    labels fit it, otherwise `None`. Where examples have any number of labels there are no classes.
+    Returns the number of classes: the width of the model's output if it is one row of scores per example and the labels
+    fit it, otherwise `None`. There are no classes if an example can have several labels.
     """
     labels = parts.train.labels
     given = [part for part in (parts.train, parts.validation, parts.test) if part is not None]
@@ -90,7 +90,7 @@ def check_fit(model: nn.Module, loss: Loss, parts: Parts, perturb: str | None) -
 
 
 def _channels_hint(inputs: Inputs) -> str:
-    """Pictures as files and numpy have them are a common mistake."""
+    """A hint for a common mistake: pictures with the channels last, as files and numpy have them."""
     if not isinstance(inputs, Tensor) or inputs.dim() != 4 or inputs.shape[3] not in (1, 3, 4):
         return ""
     return " (if these are height, width and channels, write images.permute(0, 3, 1, 2))"
@@ -136,7 +136,7 @@ def _label_problem(parts: Parts, width: int) -> str:
 
 @contextmanager
 def _undisturbed(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode for a moment; every module's own mode and torch's random state come back after it."""
+    """Put the model into evaluation mode; afterwards restore every module's mode and torch's random state."""
     modes = [(module, module.training) for module in model.modules()]
     devices = {parameter.device for parameter in model.parameters() if parameter.is_cuda}
     with torch.random.fork_rng(devices=devices):

@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import hypergeom
 
-from fedveil.tasks.holdings import Holdings, _mean_deviation
-from fedveil.tasks.task import holdings, holdings_of, task
+from fedveil.tasks.client_labels import ClientLabels, _mean_deviation
+from fedveil.tasks.task import client_labels, client_labels_of, task
 
 
-def held(counts: list[list[int]], **more: object) -> Holdings:
+def held(counts: list[list[int]], **more: object) -> ClientLabels:
     names = [str(number) for number in range(len(counts[0]))]
-    return Holdings.model_validate({"labels": names, "sizes": list(map(sum, counts)), "counts": counts, **more})
+    return ClientLabels.model_validate({"labels": names, "sizes": list(map(sum, counts)), "counts": counts, **more})
 
 
 def test_the_distance_goes_from_alike_to_apart() -> None:
@@ -36,27 +36,27 @@ def test_chance_is_the_mean_deviation_of_a_hypergeometric_draw(every: int, data:
 
 
 def test_labels_dealt_at_random_are_as_far_apart_as_chance_says() -> None:
-    found = [holdings_of("digits", clients=20, seed=seed) for seed in range(10)]
+    found = [client_labels_of("digits", clients=20, seed=seed) for seed in range(10)]
     measured = np.mean([one.distance for one in found])
     assert measured == pytest.approx(np.mean([one.distance_by_chance for one in found]), rel=0.05)
-    uneven = holdings_of("digits", clients=20, partition="dirichlet:alpha=0.1")
+    uneven = client_labels_of("digits", clients=20, partition="dirichlet:alpha=0.1")
     assert uneven.distance > 2 * uneven.distance_by_chance
 
 
 def test_clients_without_any_label_are_left_out() -> None:
-    mixed = Holdings(labels=["a", "b"], sizes=[4, 4, 2], counts=[[3, 3], [1, 1], [0, 0]], several=True)
+    mixed = ClientLabels(labels=["a", "b"], sizes=[4, 4, 2], counts=[[3, 3], [1, 1], [0, 0]], several=True)
     assert mixed.distance == 0
     assert mixed.labels_per_client == pytest.approx(4 / 3)
-    nothing = Holdings(labels=["a"], sizes=[2], counts=[[0]], several=True)
+    nothing = ClientLabels(labels=["a"], sizes=[2], counts=[[0]], several=True)
     assert (nothing.distance, nothing.distance_by_chance) == (0, 0)
 
 
 @pytest.mark.parametrize("counts, sizes", [([[1, 2]], [3, 3]), ([[1], [2]], [1, 2]), ([[1, -1]], [1]), ([], [])])
 def test_counts_that_do_not_belong_together_are_refused(counts: list[list[int]], sizes: list[int]) -> None:
     with pytest.raises(pydantic.ValidationError):
-        Holdings(labels=["a", "b"], sizes=sizes, counts=counts)
+        ClientLabels(labels=["a", "b"], sizes=sizes, counts=counts)
 
 
 def test_with_and_without_a_model_it_is_the_same() -> None:
     chosen = {"clients": 7, "partition": "dirichlet:alpha=0.3", "split": "80/20", "seed": 5, "limit": 300}
-    assert holdings_of("digits", **chosen) == holdings(task("digits", model="mlp", **chosen))  # type: ignore[arg-type]
+    assert client_labels_of("digits", **chosen) == client_labels(task("digits", model="mlp", **chosen))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Who holds what: how the labels lie over the clients, and one number for how unlike the clients are."""
+"""How the labels are distributed over the clients, and one number for how different the clients are."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Self
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt, model_validator
 
 
-class Holdings(BaseModel):
+class ClientLabels(BaseModel):
     """How many training examples every client has, and how many of each label. Plain data, kept with a result."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    labels: list[str]  # their names; none of running text
+    labels: list[str]  # their names; empty for running text
     sizes: list[PositiveInt]  # examples of each client
     counts: list[list[NonNegativeInt]]  # clients × labels
     several: bool = False  # an example may have several labels, or none, and counts for each that it has
-    partition: str = ""  # as the command line writes it, where that is known
+    partition: str = ""  # as the command line writes it, if known
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
@@ -41,12 +41,12 @@ class Holdings(BaseModel):
 
     @property
     def distance(self) -> float:
-        """Total-variation distance from a client's labels to all labels together, the mean over clients.
+        """Mean over clients of the total-variation distance between a client's labels and all labels together.
 
-        0: every client has the labels in the same shares. 1: hardly any client has what the others have. Clients
-        without any label (only where there may be several) are left out.
+        0: every client has the labels in the same proportions. 1: clients have hardly any labels in common. Clients
+        without any label (possible only if an example can have several) are left out.
 
-        >>> Holdings(labels=["a", "b"], sizes=[4, 4], counts=[[4, 0], [0, 4]]).distance
+        >>> ClientLabels(labels=["a", "b"], sizes=[4, 4], counts=[[4, 0], [0, 4]]).distance
         0.5
         """
         totals = self.totals
@@ -60,7 +60,7 @@ class Holdings(BaseModel):
 
     @property
     def distance_by_chance(self) -> float:
-        """The distance to expect of clients of these sizes if labels were dealt at random: small ones differ anyway."""
+        """The expected distance if clients of these sizes got random examples: small clients differ by chance."""
         totals = self.totals
         every = sum(totals)
 
@@ -73,7 +73,7 @@ class Holdings(BaseModel):
 
 
 def _mean_deviation(every: int, marked: int, drawn: int) -> float:
-    """E|X − E X| of a hypergeometric X: how many of `drawn` things are marked, if `marked` of all things are.
+    """E|X − E X| of a hypergeometric X: the number of marked items among `drawn`, if `marked` of `every` are marked.
 
     De Moivre's closed form: 2r(N − K − n + r)/N · P(X = r), with r the first whole number above the mean.
     """
