@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import fedveil as fv
-from fedveil.auditing.outcome import LeakageTable
+from fedveil.auditing.audit_result import LeakageTable
 
 
 def audited(dtype: torch.dtype, protocol: str) -> LeakageTable:
