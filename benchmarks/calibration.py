@@ -9,7 +9,7 @@ import torch
 
 import fedveil as fv
 from benchmarks.tables import Table
-from fedveil.auditing.outcome import Outcome
+from fedveil.auditing.audit_result import AuditResult
 from fedveil.errors import FedveilError
 
 DEFENSES = [
@@ -52,7 +52,7 @@ def measure() -> list[Table]:
     return [table]
 
 
-def add(table: Table, defense: str, role: str, found: Outcome) -> None:
+def add(table: Table, defense: str, role: str, found: AuditResult) -> None:
     cells = []
     for metric, factor, digits in (("psnr", 1, 1), ("ssim", 1, 3), ("identified", 100, 0)):
         value = found.leakage[role, metric]

@@ -19,8 +19,8 @@ ORDER = (
 )
 # Metrics must not favor a method: they know neither side.
 FORBIDDEN = {"leakage": {"defenses", "attacks", "federation", "guard"}, "attacks": {"federation", "guard"}}
-# An outcome writes its own report. It looks up only inside that method.
-EXCEPTIONS = {("auditing/outcome.py", "report")}
+# A result writes its own report. It looks up only inside that method.
+EXCEPTIONS = {("auditing/audit_result.py", "report")}
 
 
 def modules() -> list[Path]:

@@ -18,6 +18,7 @@ from torch import nn
 import fedveil as fv
 from fedveil.attacks.base import Attack
 from fedveil.attacks.matching import Matching
+from fedveil.auditing.audit_result import AuditResult
 from fedveil.auditing.result import Document, Estimate, load_result
 from fedveil.defenses.base import Call, Defense
 from fedveil.errors import FedveilError
@@ -34,7 +35,7 @@ def task() -> fv.Task:
 
 
 @pytest.fixture(scope="module")
-def outcome(task: fv.Task) -> Outcome:
+def outcome(task: fv.Task) -> AuditResult:
     return fv.audit(
         task,
         "gradient-dropout:keep=0.6",
@@ -45,7 +46,7 @@ def outcome(task: fv.Task) -> Outcome:
     )
 
 
-def test_the_table_has_every_row_with_intervals(outcome: Outcome) -> None:
+def test_the_table_has_every_row_with_intervals(outcome: AuditResult) -> None:
     roles = ["ceiling", "naive", "adaptive", "noise-floor", "mean-floor"]
     rows = [(row.round, row.role) for row in outcome.result.rows]
     assert rows == [(number, role) for number in (None, 1, 2) for role in roles]
@@ -57,7 +58,7 @@ def test_the_table_has_every_row_with_intervals(outcome: Outcome) -> None:
     assert outcome.leakage["ceiling", "psnr"].mean > outcome.leakage["mean-floor", "psnr"].mean
 
 
-def test_rounds_can_be_told_apart(outcome: Outcome, task: fv.Task) -> None:
+def test_rounds_can_be_told_apart(outcome: AuditResult, task: fv.Task) -> None:
     table = outcome.leakage
     for role in ("ceiling", "adaptive", "mean-floor"):
         first, second = (table.of(round=number)[role, "psnr"] for number in (1, 2))
@@ -97,7 +98,7 @@ def test_of_several_attacks_the_strongest_answers(task: fv.Task) -> None:
         table["naive", "psnr", "idlg"]
 
 
-def test_it_says_who_holds_what(outcome: Outcome, task: fv.Task) -> None:
+def test_it_says_who_holds_what(outcome: AuditResult, task: fv.Task) -> None:
     held = outcome.result.holdings
     assert held is not None
     assert held.sizes == [len(places) for places in task.clients]
@@ -105,7 +106,7 @@ def test_it_says_who_holds_what(outcome: Outcome, task: fv.Task) -> None:
     assert (held.labels, held.partition, held.several) == ([*"0123456789"], "iid", False)
 
 
-def test_cost_is_measured_on_the_same_test_examples(outcome: Outcome) -> None:
+def test_cost_is_measured_on_the_same_test_examples(outcome: AuditResult) -> None:
     cost = outcome.result.cost
     assert cost.defended is not None
     assert cost.undefended is not None
@@ -115,16 +116,16 @@ def test_cost_is_measured_on_the_same_test_examples(outcome: Outcome) -> None:
     assert cost.bytes_per_round["up"] > 0
 
 
-def test_the_attack_is_described(outcome: Outcome) -> None:
+def test_the_attack_is_described(outcome: AuditResult) -> None:
     (run,) = outcome.result.attacks
-    assert run.traces[0].steps[-1] == 60
-    assert set(run.ssim_at["ceiling"]) == {"1/3", "2/3", "all"}
+    assert run.curves[0].steps[-1] == 60
+    assert set(run.on_the_way["ceiling"]["ssim"]) == {"1/3", "2/3", "all"}
     assert run.label_recovery is None
     assert outcome.result.defense.facts["measured cosine to the true update"]
     assert not outcome.result.defense.formal
 
 
-def test_saving_and_loading(outcome: Outcome, tmp_path: Path) -> None:
+def test_saving_and_loading(outcome: AuditResult, tmp_path: Path) -> None:
     outcome.save(tmp_path)
     result, images = load_result(tmp_path)
     assert result.model_dump_json() == outcome.result.model_dump_json()
@@ -285,13 +286,13 @@ def own_task(
     return fv.Task(model=model, data=(images, labels), clients=2, **({"loss": loss} if loss else {}))
 
 
-def own_audit(task: fv.Task, folder: Path | None = None, resume: bool = False, **more: Any) -> Outcome:
+def own_audit(task: fv.Task, folder: Path | None = None, resume: bool = False, **more: Any) -> AuditResult:
     settings = more.pop("settings", fv.AuditSettings(victims=2, reference="none", candidates=10))
     given: dict[str, Any] = {"train": False, "backend": "stacked", "settings": settings} | more
     return fv.audit(task, given.pop("defense", "clip"), ATTACK, folder=folder, resume=resume, **given)
 
 
-def values(outcome: Outcome) -> list[dict[str, list[float]]]:
+def values(outcome: AuditResult) -> list[dict[str, list[float]]]:
     return [row.values for row in outcome.result.rows]
 
 
@@ -351,7 +352,7 @@ def test_rounds_that_were_not_reached_are_named_and_the_others_attacked(task: fv
 
 
 def test_where_no_attacked_round_was_reached_the_kept_model_is_attacked(task: fv.Task) -> None:
-    def audit(number: int) -> Outcome:
+    def audit(number: int) -> AuditResult:
         return own_audit(
             task,
             federation=STOPPING,

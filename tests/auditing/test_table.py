@@ -10,10 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedveil.auditing.outcome import LeakageTable, Outcome
-from fedveil.auditing.result import Cost, DefenseCard, Estimate, Images, Provenance, Result, Role, Row, Verdict
+from fedveil.auditing.audit_result import AuditResult, LeakageTable
+from fedveil.auditing.result import TOGETHER, Cost, DefenseCard, Estimate, Images, Provenance, Result, Row, Verdict
+from fedveil.auditing.roles import Role
 from fedveil.auditing.table import as_csv, as_html, as_text
 from fedveil.errors import FedveilError
+from fedveil.leakage.modalities import modality
+
+PICTURES = modality("pictures")
 
 
 def row(attack: str, role: Role, mean: float = 0.5, **more: object) -> Row:
@@ -32,7 +36,7 @@ ROWS = [row(attack, role, strongest=role == "adaptive") for attack in ("invertin
 ROWS += [row("", "mean-floor"), row("", "bound")]
 
 
-def outcome(rows: list[Row], sentence: str = "An attacker recognizes 50 % of the images.") -> Outcome:
+def outcome(rows: list[Row], sentence: str = "An attacker recognizes 50 % of the images.") -> AuditResult:
     card = DefenseCard(
         name="clip",
         settings={},
@@ -52,7 +56,7 @@ def outcome(rows: list[Row], sentence: str = "An attacker recognizes 50 % of the
         defense=card,
         verdict=Verdict(status="partly exposed", sentences=[sentence, "Cost.", "None."], why=""),
         rows=rows,
-        identified_among=100,
+        candidates=100,
         cost=Cost(),
         attacks=[],
         assumptions=[],
@@ -60,12 +64,12 @@ def outcome(rows: list[Row], sentence: str = "An attacker recognizes 50 % of the
         not_tried=[],
         provenance=made,
     )
-    return Outcome(result, Images(np.zeros((1, 1, 2, 2), np.float32), np.zeros(1, np.int64)))
+    return AuditResult(result, Images(np.zeros((1, 1, 2, 2), np.float32), np.zeros(1, np.int64)))
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 200])
 def test_a_table_fits_and_loses_nothing(width: int) -> None:
-    text = as_text(ROWS, width)
+    text = as_text(ROWS, PICTURES, width)
     assert max(map(len, text.splitlines())) <= width
     for head, cell in {
         "identified (%) ↓": "50 % [25, 100]",
@@ -88,19 +92,56 @@ def test_a_table_fits_and_loses_nothing(width: int) -> None:
         assert lines[10:] == ["no attack", "  floor: the mean image", "  the perturbed input"]
 
 
+def linked(role: Role, mean: float = 0.5, **more: object) -> Row:
+    metrics = {"linked": Estimate(mean=mean, low=0.25, high=1.0, count=16)}
+    return Row(attack="link", role=role, question="link", metrics=metrics, values={}, **more)  # type: ignore[arg-type]
+
+
+def test_links_stand_below_with_what_is_formally_allowed() -> None:
+    links = [linked("ceiling"), linked("naive"), linked("adaptive", bound=0.3612, strongest=True)]
+    text = as_text([*ROWS, *links], PICTURES, 200)
+    blocks = text.split("\n\n")
+    assert blocks[0] == as_text(ROWS, PICTURES, 200)
+    lines = [line.split("  ") for line in blocks[1].splitlines()]
+    cells = [[cell.strip() for cell in line if cell.strip()] for line in lines]
+    assert cells == [
+        ["linked (%) ↓", "formal bound"],
+        ["link"],
+        ["undefended (ceiling)", "50 % [25, 100]", "–"],
+        ["defended, naive attacker", "50 % [25, 100]", "no formal bound"],
+        ["defended, adaptive attacker *", "50 % [25, 100]", "≤ 37 %"],
+    ]
+    assert as_html(links, PICTURES).count("<td>≤ 37 %</td>") == 1
+    assert as_csv(links).splitlines()[-1] == "link,adaptive,,linked,0.5,0.25,1.0,16,0.3612"
+
+
+def test_the_table_answers_by_one_attack_unless_asked_for_all() -> None:
+    rows = [row("dlg", "naive", 0.2), row("other", "naive", 0.4), row(TOGETHER, "naive", 0.5), linked("naive", 0.1)]
+    table = LeakageTable(rows, PICTURES)
+    assert table["naive", "identified"].mean == 0.4
+    assert table["naive", "identified", "dlg"].mean == 0.2
+    assert table["naive", "identified", TOGETHER].mean == 0.5
+    assert table["naive", "linked"].mean == 0.1
+    result = outcome(rows).result
+    for given, attack in ({}, "other"), ({"attack": TOGETHER}, TOGETHER), ({"question": "link"}, "link"):
+        found = result.row("naive", **given)  # type: ignore[arg-type]
+        assert found is not None
+        assert found.attack == attack
+
+
 def test_rounds_stand_apart() -> None:
-    text = as_text([row("dlg", "ceiling", round=1), row("dlg", "ceiling", round=5)], 80, blocks=1)
+    text = as_text([row("dlg", "ceiling", round=1), row("dlg", "ceiling", round=5)], PICTURES, 80, blocks=1)
     assert [line for line in text.splitlines() if line.startswith("dlg")] == ["dlg, round 1", "dlg, round 5"]
 
 
 def test_what_was_not_measured_is_a_dash() -> None:
     bare = Row(attack="dlg", role="naive", metrics={}, values={})
-    assert "–" in as_text([row("dlg", "ceiling"), bare], 80)
+    assert "–" in as_text([row("dlg", "ceiling"), bare], PICTURES, 80)
 
 
 def test_print_follows_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "70")
-    assert str(LeakageTable(ROWS)) == as_text(ROWS, 70)
+    assert str(LeakageTable(ROWS, PICTURES)) == as_text(ROWS, PICTURES, 70)
 
 
 def test_the_repr_is_short_and_fits() -> None:
@@ -114,7 +155,7 @@ def test_the_repr_is_short_and_fits() -> None:
 
 def test_a_notebook_gets_html_in_which_nothing_is_taken_for_a_tag() -> None:
     rows = [row("<script>alert(1)</script>", "ceiling", round=3)]
-    for shown in (as_html(rows), outcome(rows, "<b>5 & 6</b>")._repr_html_()):
+    for shown in (as_html(rows, PICTURES), outcome(rows, "<b>5 & 6</b>")._repr_html_()):
         assert "&lt;script&gt;alert(1)&lt;/script&gt;, round 3" in shown
         assert "<script" not in shown
         assert "<td>50 % [25, 100]</td>" in shown
@@ -125,12 +166,12 @@ def test_csv_has_every_number(tmp_path: Path) -> None:
     path = outcome([*ROWS, row("dlg", "naive", round=5)]).csv(tmp_path / "new" / "numbers.csv")
     with path.open(encoding="utf-8", newline="") as file:
         read = list(csv.DictReader(file))
-    assert list(read[0]) == ["attack", "role", "round", "metric", "mean", "low", "high", "count"]
+    assert list(read[0]) == ["attack", "role", "round", "metric", "mean", "low", "high", "count", "bound"]
     assert len(read) == (len(ROWS) + 1) * 5
     assert {each["metric"] for each in read} == {"identified", "psnr", "ssim", "mse", "lpips"}
-    assert list(read[1].values()) == ["inverting-gradients", "ceiling", "", "psnr", "24.25", "20.5", "28.75", "16"]
+    assert list(read[1].values()) == ["inverting-gradients", "ceiling", "", "psnr", "24.25", "20.5", "28.75", "16", ""]
     assert read[-1]["round"] == "5"
-    assert as_csv([]) == "attack,role,round,metric,mean,low,high,count\n"
+    assert as_csv([]) == "attack,role,round,metric,mean,low,high,count,bound\n"
 
 
 def test_a_frame_needs_pandas(monkeypatch: pytest.MonkeyPatch) -> None:

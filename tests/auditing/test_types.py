@@ -8,6 +8,7 @@ from fedveil.auditing.outcome import LeakageTable
 from torch import nn
 
 import fedveil as fv
+from fedveil.auditing.audit_result import LeakageTable
 
 
 def audited(dtype: torch.dtype, protocol: str) -> LeakageTable:

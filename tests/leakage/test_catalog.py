@@ -9,7 +9,7 @@ from fedveil.errors import FedveilError
 from fedveil.leakage.catalog import METRICS, metric
 
 
-@pytest.mark.parametrize("module", ["catalog", "intervals"])
+@pytest.mark.parametrize("module", ["catalog", "intervals", "modalities"])
 def test_needs_no_torch(module: str) -> None:
     check = f"import sys, fedveil.leakage.{module}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
@@ -17,7 +17,7 @@ def test_needs_no_torch(module: str) -> None:
 
 def test_has_all_metrics_under_their_own_names() -> None:
     named = ["mse", "psnr", "mse_pixel", "psnr_pixel", "ssim", "leakage_score", "identified", "rdlv", "attack_loss"]
-    named += ["lpips", "kl", "feature_mse", "logit_mse", "identified_features"]
+    named += ["linked", "lpips", "kl", "feature_mse", "logit_mse", "identified_features"]
     assert set(named) <= set(METRICS)
     assert all(name == each.name and each.words.endswith(".") for name, each in METRICS.items())
 

@@ -10,8 +10,9 @@ from torch import nn
 
 from fedveil.errors import FedveilError
 from fedveil.leakage import reference as module
+from fedveil.leakage.pictures import Pictures
 from fedveil.leakage.reference import Reference, reference
-from fedveil.leakage.score import score
+from fedveil.leakage.truths import Truths
 from fedveil.tasks.task import Task, task
 
 
@@ -49,16 +50,28 @@ def test_learns_digits_and_tells_how_well() -> None:
     torch.testing.assert_close(found.model.head(features), logits)
     assert not logits.requires_grad
 
-    assert digits.normalization is not None
-    mean, std = digits.normalization.mean, digits.normalization.std
+    kind = Pictures(digits.normalization, reference=found)
     original, other = images[:8], images[8:16]
-    values = score(original, original, mean, std, images[8:16].expand(8, -1, -1, -1, -1), reference=found)
+
+    def score(inputs: torch.Tensor) -> dict[str, torch.Tensor]:
+        distractors = images[8:16].expand(8, -1, -1, -1, -1)
+        true = Truths(original[:, None], labels[:8, None], original[:, None], (1,) * 8, distractors=distractors)
+        return kind.score(inputs[:, None], true).values
+
+    values = score(original)
     assert all(values[name].abs().max() < 1e-9 for name in ("kl", "feature_mse", "logit_mse"))
     assert values["identified_features"].all()
-    far = score(other, original, mean, std, reference=found)
-    near = score(original + 0.05 * (other - original), original, mean, std, reference=found)
+    far, near = score(other), score(original + 0.05 * (other - original))
     for name in ("kl", "feature_mse", "logit_mse"):
         assert far[name].mean() > 10 * near[name].mean() > 0
+
+
+def test_what_it_is_is_part_of_what_scores_depend_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "STEPS", 1)
+    bright = own()
+    one, same, other = reference(bright), reference(bright), reference(bright, seed=1)
+    assert Pictures(reference=one).described() == Pictures(reference=same).described()
+    assert Pictures(reference=one).described() != Pictures(reference=other).described() != Pictures().described()
 
 
 def test_is_the_same_every_time_and_leaves_the_generator_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

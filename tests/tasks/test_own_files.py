@@ -13,8 +13,8 @@ from fedveil.defenses.chain import Chain
 from fedveil.errors import FedveilError
 from fedveil.federation.checkpoint import configuration
 from fedveil.tasks.own_files import Reference, is_reference
-from fedveil.tasks.task import Task, client_labels, client_labels_of, holdings, holdings_of, task
-from fedveil.workers import Lodged, Place, Workers, lodged_value, shared
+from fedveil.tasks.task import Task, client_labels, client_labels_of, task
+from fedveil.workers import Lodged, Workers, lodged_value
 
 OWN = """
 import torch

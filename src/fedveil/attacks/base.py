@@ -35,6 +35,11 @@ class Attack:
         """What the scene or lab must have: "auxiliary", "batch of one", "candidates", "classes", "labels"."""
         return frozenset()
 
+    @property
+    def labels_from(self) -> str | None:
+        """Where it gets labels: "known", "idlg", "recovered" or "optimized"; None if it uses none."""
+        return None
+
     def check(self, scene: Scene) -> None:
         """Refuse a scene that this attack cannot work on, before any long work. Its updates may be stand-ins."""
 

@@ -34,6 +34,11 @@ class GradientMatching(Attack):
         """What follows from where the labels come from."""
         return _NEEDS[self.checked_recipe().labels]
 
+    @property
+    def labels_from(self) -> str:
+        """As the recipe says."""
+        return self.checked_recipe().labels
+
     def checked_recipe(self) -> Recipe:
         """The recipe, which may be a stranger's."""
         kind = type(self).__name__

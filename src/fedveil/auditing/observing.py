@@ -15,7 +15,6 @@ from fedveil.auditing.store import Entry, Wanted
 from fedveil.auditing.training import Trained
 from fedveil.auditing.workshop import Workshop
 from fedveil.clients.engine import Tensors
-from fedveil.defenses.guarantee import ONE_EXAMPLE
 from fedveil.defenses.updates import Updates
 from fedveil.errors import FedveilError
 from fedveil.federation.checkpoint import configuration
@@ -236,11 +235,6 @@ def _candidates(observed: Observed, others: tuple[Tensor, Tensor], places: Tenso
         found.append(whole[rows[:, None], index])
     like = next(iter(observed.defended.message.values()))
     return Candidates(found[0].to(like.dtype), found[1])
-
-
-def for_one_example(shop: Workshop) -> bool:
-    """Whether the formal guarantee of the defense is for one training example."""
-    return any(guarantee.protects == ONE_EXAMPLE for _, guarantee in shop.promised.holding)
 
 
 def _single(inputs: Any) -> Tensor:

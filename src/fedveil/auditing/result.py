@@ -17,7 +17,6 @@ from fedveil.fields import problems
 from fedveil.leakage.modalities import modality
 from fedveil.leakage.modality import LINKED, Modality
 from fedveil.tasks.client_labels import ClientLabels
-from fedveil.tasks.holdings import Holdings
 
 # What can be asked of an update: can what is behind it be rebuilt, can it be linked to a known record, can it be told
 # whether a record was used?

@@ -16,8 +16,8 @@ from fedveil.attacks.base import Attack
 from fedveil.auditing.audit_result import AuditResult
 from fedveil.auditing.cost import measure_cost
 from fedveil.auditing.defense_card import defense_card
-from fedveil.auditing.experiment import Experiment
 from fedveil.auditing.evidence import Evidence, gather
+from fedveil.auditing.experiment import Experiment
 from fedveil.auditing.forecast import both, stages_of
 from fedveil.auditing.judgment import Terms
 from fedveil.auditing.observing import observe, reached
@@ -147,7 +147,7 @@ def describe(shop: Workshop, evidence: Evidence, verdict: Verdict, promised: Sta
     task, experiment, truths = shop.task, shop.experiment, evidence.truths
     federation, settings = experiment.federation, experiment.audit
     some = evidence.observed[0]
-    moved = perturbation([(truths.originals.flatten(0, 1), truths.seen.flatten(0, 1))], shop.normalization)
+    moved = perturbation([(truths.originals.flatten(0, 1), truths.seen.flatten(0, 1))], shop.task.normalization)
     tried = tuple(each.name for each in experiment.attacks)
     linking = any(each.question == "link" for each in experiment.attacks)
     labels = tuple(each.labels_from for each in experiment.attacks if each.labels_from)
@@ -158,7 +158,7 @@ def describe(shop: Workshop, evidence: Evidence, verdict: Verdict, promised: Sta
         "protocol": protocol_words(task, federation),
         "attacked": attacked_words(task, federation, settings),
         "label_names": list(task.label_names),
-        "clients": client_labels(task),
+        "holdings": client_labels(task),
         "defense": defense_card(shop.chain, promised, some.undefended.gradient, some.defended.gradient, moved),
         "verdict": verdict,
         "candidates": evidence.among,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Self
 
-from fedveil.attacks.scene import Public, Scene, Workbench
+from fedveil.attacks.scene import Public, Workbench
 from fedveil.auditing.experiment import Experiment
 from fedveil.auditing.requirements import check_experiment
 from fedveil.auditing.settings import AuditSettings

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import fedveil as fv
-from fedveil.auditing.costs import measure_cost
+from fedveil.auditing.cost import measure_cost
 from fedveil.federation.history import RoundRecord, Utility
 
 
@@ -42,6 +42,13 @@ def test_the_slowdown_has_an_interval_from_the_spread_of_the_rounds() -> None:
     found = measure_cost(task(), run(bare), run(slow)).slowdown_interval
     assert found is not None
     assert 1.3 < found.low < found.mean < found.high < 1.7
+
+
+def test_the_first_round_pays_for_set_up_and_is_left_out() -> None:
+    found = measure_cost(task(), run([9.0, 1.0, 2.0]), run([30.0, 3.0, 4.0]))
+    assert found.seconds_per_round == {"undefended": 1.5, "defended": 3.5}
+    assert found.slowdown == pytest.approx(3.5 / 1.5)
+    assert measure_cost(task(), run([9.0]), None).seconds_per_round == {"undefended": 9.0}  # there is no other
 
 
 def test_few_rounds_have_no_spread() -> None:
