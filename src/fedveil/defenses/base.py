@@ -188,7 +188,10 @@ class Defense:
 
     @property
     def random(self) -> bool:
-        """Whether it draws numbers at these settings, for an update or for data that are given."""
+        """Whether what it sends does not follow from what comes in: mostly since it draws numbers, at these settings.
+
+        What does follow is replayed by an attacker who tells candidates apart; what does not needs a `log_density`.
+        """
         return True
 
     def log_density(self, observed: Tree, given: Tree, facts: Facts) -> Tensor | None:

@@ -73,10 +73,11 @@ class SignCompression(Defense):
 
         def law(pair: Pair) -> Tensor:
             size = pair.given.abs().mean(1, keepdim=True)
+            # Of an entry that is lost in rounding the sign is not known.
+            lost = pair.given.abs() <= pair.blur(pair.given)
             right = either(pair.sent * pair.given > 0, math.log1p(-self.flip), math.log(self.flip))
-            silent = pair.given.abs() <= pair.blur(pair.given)
-            odd = either(silent == (pair.sent == 0), 0.0, -IMPOSSIBLE)
-            chance = torch.where(silent | (pair.sent == 0), odd, right)
+            right = torch.where(lost, either(pair.given == 0, -IMPOSSIBLE, -math.log(2)), right)
+            chance = torch.where(pair.sent == 0, either(lost, 0.0, -IMPOSSIBLE), right)
             if self.scale is not None:
                 return chance
             # All entries of a tensor show one scale: it counts once, not once for every entry.
