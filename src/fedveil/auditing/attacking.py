@@ -152,12 +152,10 @@ class Attacked:
 
 
 def attacked(
-    case: Case, attack: Attack, scenes: Mapping[Role, Scene], held_out: HeldOut | None, report: Report | None
+    case: Case, attack: Attack, scenes: Mapping[Role, Scene], auxiliary: Examples | None, report: Report | None
 ) -> dict[Role, Attacked]:
     """The findings of all roles; those that are not in the store are run together."""
-    learned = {
-        r: fitted(shop, attack, lab_of(shop, s, held_out)) if held_out else (None, "") for r, s in scenes.items()
-    }
+    learned = {role: fitted(case, attack, lab_of(case, scene, auxiliary)) for role, scene in scenes.items()}
     keys = {role: attack_key(attack, scene, learned[role][1]) for role, scene in scenes.items()}
 
     def make(missing: list[Role], folder: Path | None) -> dict[Role, Finding]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,9 +18,8 @@ from fedveil.clients.engine import Tensors
 from fedveil.defenses.updates import Updates
 from fedveil.errors import FedveilError
 from fedveil.federation.checkpoint import configuration
-from fedveil.federation.probe import probe
+from fedveil.federation.probe import Victims, probe
 from fedveil.federation.tensorfile import grouped, prefixed
-from fedveil.fields import field_values
 from fedveil.leakage.truths import Truths
 from fedveil.streams import Streams
 from fedveil.tasks.examples import Examples
@@ -74,34 +73,28 @@ def reached(shop: Workshop, found: Trained | None) -> tuple[Workshop, list[str]]
 
 def observe(shop: Workshop, number: int, found: Trained | None) -> Observed:
     """What the victims share at the start of a round."""
-    experiment, task = shop.experiment, shop.task
+    prepared, settings = shop.defended, shop.experiment.audit
     params, buffers = _start(shop, number, found)
-    asked = {name: getattr(experiment.audit, name) for name in ("victims", "batch_size", "source")}
-    settings = {name: value for name, value in field_values(experiment.federation).items() if "record" not in name}
+    plan = prepared.plan
+    unrecorded = replace(plan, settings=replace(plan.settings, record_rounds=(), record_clients=None))
+    victims = Victims(settings.victims, settings.batch_size, settings.source)
     key = content_key(
         "observe",
-        task=configuration(task, experiment.chain_at(number), experiment.federation, experiment.seed)["clients"],
-        data=[task.data_hash, experiment.seed],
-        model=[of_tensors({**params, **buffers}), shop.behavior],
-        chain=described_chain(experiment.chain_at(number)),
-        settings=[asked, settings, number],
-        computed=[*shop.defended.computed_by, experiment.device],
+        plan=configuration(unrecorded),
+        model=of_tensors({**params, **buffers}),
+        chain=described_chain(plan.chain),
+        victims=[repr(victims), number],
+        computed=[prepared.engine.backend, prepared.engine.chunk, str(prepared.device)],
     )
 
     def make(folder: Path | None) -> Observed:
-        made = probe(
-            shop.defended,
-            params=params,
-            buffers=buffers,
-            round=number,
-            **asked,
-        )
+        made = probe(prepared, params, buffers, number, victims)
         truth = made.truth
         return Observed(
             number, made.defended, made.undefended, _single(truth.inputs), truth.targets, _single(truth.seen)
         )
 
-    about = f"{task.name}, {task.model_name}, round {number}, {asked['victims']} updates under {shop.chain}"
+    about = f"{shop.case.name}, round {number}, {settings.victims} updates under {shop.chain}"
     return shop.store.keep("observe", Wanted(key, about), _Form(), make)
 
 

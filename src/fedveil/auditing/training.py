@@ -14,7 +14,8 @@ from fedveil.auditing.workshop import Workshop
 from fedveil.clients.engine import Tensors
 from fedveil.federation.checkpoint import configuration
 from fedveil.federation.history import RoundRecord, Utility
-from fedveil.federation.run import Prepared, Run, train
+from fedveil.federation.run import Run, train
+from fedveil.federation.steps import Prepared
 from fedveil.federation.tensorfile import grouped, prefixed
 
 
@@ -32,24 +33,19 @@ def trained(shop: Workshop, prepared: Prepared, line: str, rounds: tuple[int, ..
 
     rounds: whose start is to be known. Which they are changes nothing else: they are not in the key.
     """
-    experiment, task, chain = shop.experiment, shop.task, prepared.chain
-    settings = replace(experiment.federation, record_rounds=(), record_clients=None)
-    told = configuration(task, chain, settings, experiment.seed)
-    key = training_key(told, chain, [*prepared.computed_by, experiment.device])
-    recorded = replace(settings, record_rounds=rounds, record_clients=1)
+    plan, engine = prepared.plan, prepared.engine
+    settings = replace(plan.settings, record_rounds=(), record_clients=None)
+    told = configuration(replace(plan, settings=settings))
+    key = training_key(told, plan.chain, [engine.backend, engine.chunk, str(prepared.device)])
+    recorded = replace(prepared, plan=replace(plan, settings=replace(settings, record_rounds=rounds, record_clients=1)))
     shop.tell(line)
 
     def make(folder: Path | None) -> Trained:
         place = None if folder is None else folder / f"rounds-{'-'.join(map(str, rounds)) or 'none'}"
-        made = train(
-            prepared.with_settings(recorded),
-            folder=place,
-            resume=place is not None,
-            observers=shop.watch.observers,
-        )
+        made = train(recorded, folder=place, resume=place is not None, observers=shop.watch.observers)
         return _trained(key, made)
 
-    about = f"{task.name}, {task.model_name}, {settings.rounds} rounds under {chain}"
+    about = f"{shop.case.name}, {settings.rounds} rounds under {plan.chain}"
     return shop.store.keep("train", Wanted(key, about), _Form(key, rounds), make)
 
 
@@ -113,7 +109,7 @@ class _Form:
 
 
 def train_both(shop: Workshop) -> tuple[Trained | None, Trained | None]:
-    """The runs without the defense and with it, as far as they are asked for. Attacked is the latter, if there is one."""
+    """The runs without the defense and with it, as far as they are asked for."""
     if not shop.experiment.trains:
         return None, None
     later = tuple(number for number in shop.experiment.audit.rounds if number > 1)

@@ -15,7 +15,9 @@ from fedveil.defenses.chain import Chain
 from fedveil.defenses.guarantee import ONE_EXAMPLE, Exposure
 from fedveil.federation.exposure import exposures
 from fedveil.federation.observers import Watch
-from fedveil.federation.run import Prepared, prepare
+from fedveil.federation.plan import Plan
+from fedveil.federation.prepare import prepare
+from fedveil.federation.steps import Prepared
 from fedveil.leakage.modalities import modality
 from fedveil.leakage.modality import Modality
 from fedveil.ledger.statement import Statement, statement
@@ -53,16 +55,11 @@ class Workshop:
         """Check and prepare all that can be, before anything is trained or attacked."""
         task, kind = experiment.build_task(), modality("pictures")
         check_experiment(experiment, task, kind)
-        plain = prepare(
-            task,
-            Chain(),
-            experiment.federation,
-            seed=experiment.seed,
-            backend=experiment.backend,
-            device=experiment.device,
-            workers=workers if experiment.trains and experiment.federation.protocol == "fedavg" else 1,
-        )
-        defended = plain.under(experiment.chain) if experiment.defense else plain
+        plan = Plan(task, Chain(), experiment.federation, experiment.seed)
+        pool = workers if experiment.trains and experiment.federation.protocol == "fedavg" else None
+        given = {"backend": experiment.backend, "device": experiment.device, "workers": pool}
+        plain = prepare(plan, **given)
+        defended = prepare(plan.under(experiment.chain), **given, engine=plain.engine) if experiment.defense else plain
         equipped, judges = kind.equipped(task, experiment.audit.tools)
         case = Case(
             name=f"{task.name}, {task.model_name}",
@@ -73,9 +70,7 @@ class Workshop:
             bench=Workbench(backend=experiment.backend, workers=workers),
             seed=experiment.seed,
         )
-        shop = cls(experiment, task, case, judges, watch, plain, defended)
-        shop.check_attacks()
-        return shop
+        return cls(experiment, task, case, judges, watch, plain, defended)
 
     @property
     def chain(self) -> Chain:
