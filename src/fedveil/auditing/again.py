@@ -28,7 +28,7 @@ def config_file(config: Mapping[str, Any]) -> dict[str, Any] | None:
     federation = {
         k: v for k, v in config["federation"].items() if k not in ("train", "record_rounds", "record_clients")
     }
-    if not config["federation"].get("train", True):
+    if not config["federation"].get("train", True):  # as earlier versions said it
         federation["rounds"] = 0
     return {
         "command": "audit",
@@ -73,7 +73,9 @@ def command_line(config: Mapping[str, Any], changes: Mapping[str, Any] | None = 
     for section, defaults in plain.items():
         for name, default in defaults.items():
             value = file[section].get(name, default)
-            if _plain(value) != _plain(default):
+            if isinstance(default, bool):
+                words += [] if value == default else [f"--{'' if value else 'no-'}{name.replace('_', '-')}"]
+            elif _plain(value) != _plain(default):
                 words += [_FLAGS.get(f"{section}.{name}", f"--{name.replace('_', '-')}"), _typed(value)]
     for kind, registry in (("defense", defenses), ("attack", attacks)):
         for each in file[kind]:

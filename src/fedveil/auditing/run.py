@@ -99,7 +99,7 @@ def audit(
 def run_audit(shop: Workshop, command: str) -> AuditResult:
     """All stages of an audit whose experiment was checked."""
     started, begun = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), time.perf_counter()
-    config = shop.experiment.described()
+    config = shop.experiment.described() | {"task": shop.task.description}
     if shop.watch.plan:
         shop.watch.plan(stages_of(shop.experiment))
     if 1 in shop.experiment.audit.rounds:

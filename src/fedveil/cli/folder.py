@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedveil.cli.config import Config, read_toml
+from fedveil.auditing.experiment import read_toml
+from fedveil.cli.config import Config
 from fedveil.errors import FedveilError
 from fedveil.federation.checkpoint import differences
 from fedveil.files import write_atomically
@@ -23,7 +24,7 @@ HOME = Path("fedveil-out")  # for runs without a folder of their own
 CONFIG = "config.toml"
 DONE = {"audit": "result.json", "train": "history.json"}  # written last
 FILES = ("result.json", "history.json", "report.html", "images.safetensors", "model.safetensors")
-FOLDERS = ("attacks", "defended", "undefended", "captures", "truths")
+FOLDERS = ("captures", "truths")
 
 
 @dataclass
@@ -161,7 +162,7 @@ def _changed(path: Path, config: Config) -> list[str]:
     if command != config.command:
         return [f"it is of `fedveil {command}`"]
     try:
-        theirs = Config.checked(config.command, found).kept()
+        theirs = Config.checked({**found, "command": config.command}).kept()
     except FedveilError as error:
         return [str(error)]
     return differences(_comparable(theirs), _comparable(config.kept()))

@@ -31,6 +31,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(data_command.app, name="data")
+store_app = typer.Typer(help="List and remove what audits keep for each other.")
+app.add_typer(store_app, name="store")
 
 
 def main() -> None:
@@ -127,7 +129,7 @@ def _defaults_from(context: typer.Context, path: Path | None) -> Path | None:
     """Take options that the command line does not give from a TOML file; its keys are the options' names."""
     if path is None or context.resilient_parsing:
         return path
-    from fedveil.cli.config import read_toml
+    from fedveil.auditing.experiment import read_toml
 
     content = read_toml(path)
     known = {parameter.opts[0].lstrip("-"): parameter.name for parameter in context.command.params}
@@ -221,6 +223,36 @@ def _attack(
             quiet=quiet,
         )
     )
+
+
+_StoreFolder = Annotated[
+    Path | None,
+    typer.Option("--store", metavar="FOLDER", help="The store.", show_default="FEDVEIL_STORE or fedveil-out/store"),
+]
+
+
+@store_app.command("list")
+def _store_list(
+    store: _StoreFolder = None,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+) -> None:
+    """Show every entry: when it was last used, its stage, its size and what it is."""
+    from fedveil.cli.stores import list_entries
+
+    list_entries(store, as_json=as_json)
+
+
+@store_app.command("prune")
+def _store_prune(
+    days: Annotated[
+        float, typer.Option("--unused-for", metavar="DAYS", help="Keep what was used within so many days.", min=0)
+    ],
+    store: _StoreFolder = None,
+) -> None:
+    """Remove entries that were not used for a while; 0 removes all. What is in use now stays."""
+    from fedveil.cli.stores import prune
+
+    prune(store, days)
 
 
 @app.command("report")

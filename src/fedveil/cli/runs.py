@@ -9,24 +9,25 @@ import shlex
 import sys
 from typing import Any
 
-import safetensors.torch
-
-from fedveil.auditing.asked import Asked
 from fedveil.auditing.audit_result import AuditResult
-from fedveil.auditing.check import check as check_audit
 from fedveil.auditing.result import load_result
-from fedveil.auditing.run import audit
+from fedveil.auditing.run import run_audit as carry_out
+from fedveil.auditing.workshop import Workshop
 from fedveil.cli.config import Config
 from fedveil.cli.display import Display
 from fedveil.cli.folder import CONFIG, Claim, claimed
 from fedveil.cli.options import Given
-from fedveil.federation.exposure import exposures
+from fedveil.cli.stores import store_of
+from fedveil.federation.exposure import ledger_of
 from fedveil.federation.observers import Observer
-from fedveil.federation.run import Run, checked_plan, federate
+from fedveil.federation.plan import Plan
+from fedveil.federation.prepare import prepare
+from fedveil.federation.run import Run, train
 from fedveil.files import write_atomically
-from fedveil.ledger.statement import Statement, statement
+from fedveil.ledger.statement import Statement
 from fedveil.tasks.task import Task
-from fedveil.workers import Workers, pack
+from fedveil.tensors import write_safetensors
+from fedveil.workers import pack
 
 THRESHOLDS = ("exposed_above", "smallest_gain", "rule_out", "recognizable_from", "large_drop")
 FAILED = 3  # the exit code of a finding that --fail-if names
@@ -34,7 +35,7 @@ FAILED = 3  # the exit code of a finding that --fail-if names
 
 def run_audit(given: Given) -> int:
     """Everything that can be wrong is found before the folder's contents are touched and before long work starts."""
-    config = Config.read("audit", given)
+    config = Config.load("audit", given)
     with claimed(config, given.config, resume=given.resume) as place:
         return _run_audit(config, place)
 
@@ -42,34 +43,18 @@ def run_audit(given: Given) -> int:
 def _run_audit(config: Config, place: Claim) -> int:
     if place.finished:
         return _show_audit(AuditResult(*load_result(place.path)), place, config)
-    task = config.build_task()
-    check_audit(Asked(task, config.chain, tuple(config.attack), config.federation, config.audit, train=config.trains))
     display = Display(quiet=config.quiet, resumes=place.resumes)
-    command = _command(config, place)
 
     def stage(line: str) -> None:
         place.begin(config)  # the first stage comes after all that an audit checks
         display.stage(line)
 
     with display.running(lambda: _to_go_on(config, place)), config.pool() as pool:
-        _check_training(config, task, pool)
-        outcome = audit(
-            task,
-            config.chain,
-            config.attack,
-            federation=config.federation,
-            settings=config.audit,
-            seed=config.seed,
-            backend=config.backend,
-            device=config.device,
-            folder=place.path,
-            resume=place.resumes,
-            train=config.trains,
-            watch=dataclasses.replace(display.watch(), stage=stage),
-            progress=False,
-            command=command,
-            workers=pool,
-        )
+        watch = dataclasses.replace(display.watch(), stage=stage)
+        shop = Workshop.open(config, store_of(config.store), pool, watch)
+        if pool.forced:
+            pack((shop.task.model, shop.task.loss, config.chain, config.attacks))
+        outcome = carry_out(shop, _command(config, place))
         outcome.save(place.path)
         return _show_audit(outcome, place, config)
 
@@ -95,6 +80,7 @@ def _show_audit(outcome: AuditResult, place: Claim, config: Config) -> int:
             "thresholds": {name: settings.get(name) for name in THRESHOLDS},
             "guarantee": result.defense.guarantee,
             "status": result.verdict.status,
+            "answers": [answer.model_dump() for answer in result.verdict.answers],
             "sentences": result.verdict.sentences,
             "why": result.verdict.why,
             "warnings": [warning.words for warning in result.verdict.warnings],
@@ -128,7 +114,7 @@ def _show_audit(outcome: AuditResult, place: Claim, config: Config) -> int:
 
 def run_train(given: Given) -> None:
     """Train, and keep the model, its history and what was captured."""
-    config = Config.read("train", given)
+    config = Config.load("train", given)
     with claimed(config, given.config, resume=given.resume) as place:
         _run_train(config, place)
 
@@ -137,22 +123,18 @@ def _run_train(config: Config, place: Claim) -> None:
     task = config.build_task()
     display = Display(quiet=config.quiet, resumes=place.resumes)
     with display.running(lambda: _to_go_on(config, place)), config.pool() as pool:
-        _check_training(config, task, pool)
+        plan = Plan(task, config.chain, config.federation, config.seed)
+        prepared = prepare(plan, backend=config.backend, device=config.device, workers=pool)
+        if pool.forced:
+            pack((task.model, task.loss, config.chain))
         display.stage(f"training under {config.chain}" if config.defense else "training")
-        run = federate(
-            task,
-            config.chain,
-            config.federation,
-            seed=config.seed,
-            backend=config.backend,
-            device=config.device,
-            observers=(_Begins(config, place), *display.watch().observers),
-            progress=False,
+        run = train(
+            prepared,
             folder=place.path,
             resume=place.resumes,
-            workers=pool,
+            observers=(_Begins(config, place), *display.watch().observers),
         )
-        promised = statement(config.chain, exposures(task, config.federation, trained=len(run.history)))
+        promised = ledger_of(task, config.federation, config.chain, run.history).statement()
         _save_run(run, task, place, promised)
     _show_run(run, place, config, promised)
 
@@ -167,23 +149,6 @@ class _Begins(Observer):
         self._place.begin(self._config)
 
 
-def _check_training(config: Config, task: Task, pool: Workers) -> None:
-    """Refuse what the federation would refuse, and what processes that attack would."""
-    attacks_only = config.command == "audit" and config.federation.protocol == "fedsgd"
-    with Workers(1) as one:
-        checked_plan(
-            task,
-            config.chain,
-            config.federation,
-            seed=config.seed,
-            backend=config.backend,
-            device=config.device,
-            workers=one if attacks_only else pool,
-        )
-    if pool.forced:
-        pack((task.model, task.loss, config.chain, config.attack))
-
-
 def _to_go_on(config: Config, place: Claim) -> str:
     """What to type after a stop, if the run has begun."""
     return f"{_command(config, place)} --resume" if place.begun else ""
@@ -192,8 +157,7 @@ def _to_go_on(config: Config, place: Claim) -> str:
 def _save_run(run: Run, task: Task, place: Claim, promised: Statement) -> None:
     """The model as a state dict, and the history, which says that the run is finished."""
     state = {**task.model.state_dict(), **run.params, **run.buffers}
-    apart = {name: tensor.detach().cpu().clone() for name, tensor in state.items()}
-    write_atomically(place.path / "model.safetensors", safetensors.torch.save(apart))
+    write_safetensors(place.path / "model.safetensors", state)
     history = {
         "untrained": run.untrained.model_dump(),
         "history": [record.model_dump() for record in run.history],

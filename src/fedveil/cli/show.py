@@ -24,7 +24,7 @@ def show(name: str, values: dict[str, Any], out: Path | None, *, as_json: bool) 
         check_picture_path(out)
     if not is_reference(name):
         datasets.parse(name)  # so that the error for a wrong name does not speak of the option --data
-    config = Config.read("audit", Given({**values, "task.data": name}, None, False))
+    config = Config.load("audit", Given({**values, "task.data": name}, None, False))
     task = config.task
     held = client_labels_of(
         task.data,
