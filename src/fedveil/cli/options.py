@@ -88,7 +88,9 @@ SETTINGS = (
         "none",
     ),
     Setting("federation.protocol", "--protocol", "text", "fedsgd or fedavg.", FEDERATION, "fedsgd"),
-    Setting("federation.rounds", "--rounds", "number", "Rounds of training; 0: audit without training.", FEDERATION, "10"),
+    Setting(
+        "federation.rounds", "--rounds", "number", "Rounds of training; 0: audit without training.", FEDERATION, "10"
+    ),
     Setting("federation.batch_size", "--batch-size", "number", "Examples per step of a client.", FEDERATION, "8"),
     Setting("federation.lr", "--lr", "number", "Learning rate.", FEDERATION, "0.1"),
     Setting("federation.lr_steps", "--lr-steps", "steps", "Another rate from a round on: 51:0.001.", FEDERATION),
