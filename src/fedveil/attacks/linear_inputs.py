@@ -25,6 +25,7 @@ ALIKE = 0.9999  # cosine from which two directions are the same
 DEPENDENT = 1e-4  # share of a direction outside the span of others below which it is one of their mixtures
 SLACK = 0.1  # how far inputs may lie outside the valid range, in parts of it: data defenses shift them
 ROUNDING = 1e-3  # how far they may for rounding alone
+PREFERENCE = 0.7  # how much sets of rows prefer those that few known examples activate, or many
 SWEEPS = 60  # rounds of the robust fit
 
 
@@ -85,7 +86,7 @@ def recover_inputs(
 
     def beyond(directions: Tensor) -> float:
         found = _inputs(span, directions, complete=True)
-        return outside(found.inputs, box, WIDTH * found.noise[:, None])
+        return outside(found.inputs, box, (WIDTH * found.noise[:, None]).clamp(max=SLACK))
 
     live = span.left[span.left.norm(dim=1) > WIDTH]
     found = sparse_directions(live, beyond, tries, generator)
@@ -148,7 +149,8 @@ def sparse_directions(
     while tried < tries:
         # Those that vanish on far fewer rows than the sparsest are mixtures; the longer it takes, the more are let in.
         least = (0.6 - 0.5 * tried / tries) * float(_zeros(left, pool[:1]).sum())
-        pool = _merged(left, pool, *_drawn(left, size, max(least, rank - 1 + MARGIN), generator))
+        index = _sets_of_rows(left, pool[:rank], size, generator)
+        pool = _merged(left, pool, *_vanishing_directions(left, index, max(least, rank - 1 + MARGIN)))
         chosen = _independent(left, pool)
         if len(chosen) == rank and not torch.equal(chosen, last):
             last = chosen
@@ -162,13 +164,26 @@ def sparse_directions(
     return best[1]
 
 
-def _drawn(left: Tensor, size: int, least: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Those directions that vanish on all but one of r random rows, and on `least` rows in all, sparsest first.
+def _sets_of_rows(left: Tensor, known: Tensor, size: int, generator: torch.Generator) -> Tensor:
+    """Random sets of r rows: (size, r).
+
+    Examples are alike: units that few of those known so far activate are mostly inactive for the next one too, and a
+    set finds it if it is inactive on all rows but one. So each set prefers such rows to its own degree, or the
+    opposite, for examples that are unlike the others.
+    """
+    busy = (~_vanishing(left @ known.T)).double().sum(1).cpu()
+    busy = (busy - busy.mean()) / (busy.std() + 1e-300) if len(known) else torch.zeros(len(left)).double()
+    taste = PREFERENCE * torch.randn(size, 1, generator=generator)
+    gumbel = -torch.log(-torch.log(torch.rand(size, len(left), generator=generator, dtype=torch.float64)))
+    return (gumbel - taste * busy).topk(left.shape[1]).indices.to(left.device)
+
+
+def _vanishing_directions(left: Tensor, index: Tensor, least: float) -> tuple[Tensor, Tensor]:
+    """Those directions that vanish on all but one of a set's r rows, and on `least` rows in all, sparsest first.
 
     Returns them, (K, r), and where they vanish, (K, n).
     """
-    count, rank = left.shape
-    index = torch.rand(size, count, generator=generator).topk(rank).indices.to(left.device)
+    rank = left.shape[1]
     inverse = torch.linalg.inv_ex(left[index]).inverse  # (T, r, r)
     values = left @ inverse  # (T, n, r)
     # The noise of the r rows is amplified by what the others are made of them.
@@ -232,10 +247,11 @@ def _independent(left: Tensor, pool: Tensor) -> Tensor:
     basis = left.new_zeros(len(left), 0)
     chosen = []
     for direction in pool:
-        value = torch.nn.functional.normalize(left @ direction, dim=0)
+        value = left @ direction
+        least = max(DEPENDENT * float(value.norm()), 4 * WIDTH * len(left) ** 0.5)  # above the noise
         for _ in range(2):  # once is not orthogonal enough
             value = value - basis @ (basis.T @ value)
-        if float(value.norm()) > DEPENDENT:
+        if float(value.norm()) > least:
             basis = torch.cat([basis, torch.nn.functional.normalize(value, dim=0)[:, None]], 1)
             chosen.append(direction)
     return torch.stack(chosen) if chosen else pool[:0]
@@ -254,12 +270,9 @@ def unmixed(left: Tensor, directions: Tensor) -> Tensor:
         for k in range(len(directions)):
             values = left @ directions.T  # (n, r)
             own, count = values[:, k], int(_vanishing(values[:, k]).sum())
-            best = count + MARGIN - 1, None
-            for other in range(len(directions)):
-                zero = _most_zeros(own, values[:, other])
-                if other != k and int(zero.sum()) > best[0]:
-                    best = int(zero.sum()), zero
-            fitted = None if best[1] is None else _fitted(left, best[1])
+            others = (values[:, other] for other in range(len(directions)) if other != k)
+            zero = max((_most_zeros(own, other) for other in others), key=lambda zero: int(zero.sum()))
+            fitted = _fitted(left, zero) if int(zero.sum()) >= count + MARGIN else None
             if fitted is not None and int(_zeros(left, fitted[None])) > count:
                 directions[k], changed = fitted, True
     return directions
