@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fedveil.auditing.outcome import Outcome
 from torch import nn
 
 import fedveil as fv

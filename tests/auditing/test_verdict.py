@@ -7,11 +7,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from fedveil.auditing.result import Cost, Estimate, Role, RoundUtility, Row, Verdict
+from fedveil.auditing.judgment import Terms
+from fedveil.auditing.result import TOGETHER, Answer, Cost, Estimate, Question, RoundUtility, Row, Verdict
+from fedveil.auditing.roles import Role
+from fedveil.auditing.scoring import strongest, worst_case
 from fedveil.auditing.settings import AuditSettings
-from fedveil.auditing.verdict import judge, strongest
+from fedveil.auditing.verdict import judge
 from fedveil.leakage.intervals import bootstrap
+from fedveil.leakage.modalities import modality
+from fedveil.leakage.truths import Truths
+
+PICTURES = modality("pictures")
 
 IMAGES = 40
 CONFIG = {
@@ -56,15 +64,14 @@ def table(
 
 
 def verdict(rows: list[Row], cost: Cost | None = None, uninformed: tuple[str, ...] = (), **settings: Any) -> Verdict:
-    return judge(
-        rows,
-        cost or Cost(),
-        "Formal guarantee: none.",
-        settings=AuditSettings(**({"victims": IMAGES} | settings)),
-        among=100,
-        config=CONFIG,
-        uninformed=uninformed,
-    )
+    terms = Terms(AuditSettings(**({"victims": IMAGES} | settings)), PICTURES, 100, CONFIG, uninformed)
+    return judge(rows, cost or Cost(), "Formal guarantee: none.", terms)
+
+
+def answer(found: Verdict, question: Question = "reconstruct") -> Answer:
+    given = found.answer(question)
+    assert given is not None
+    return given
 
 
 def told(found: Verdict) -> str:
@@ -72,7 +79,7 @@ def told(found: Verdict) -> str:
     return " ".join(
         [found.status, found.why, *found.sentences, *found.notes, *found.thresholds, found.next_step]
         + [each.words for each in found.warnings]
-        + [each.why for each in found.answers]
+        + [text for each in found.answers for text in (each.asked, each.why, each.sentence, each.next_step)]
     )
 
 
@@ -120,23 +127,24 @@ def test_the_first_sentence_says_what_the_strongest_attacker_gets() -> None:
 
 def test_a_recognizable_picture_is_the_right_one_and_similar_enough() -> None:
     rows = table(1.0, 0.1, 0.9)
-    found = verdict(rows, recognizable_ssim=0.7)
-    assert found.recognizable is not None
-    assert found.recognizable.mean == 0.0  # identified, but unlike it
+    found = verdict(rows, recognizable_from=0.7)
+    assert answer(found).recognizable is not None
+    assert answer(found).recognizable.mean == 0.0  # type: ignore[union-attr]  # identified, but unlike it
     assert any("at least 0.7" in note for note in found.notes)
-    found = verdict(rows, recognizable_ssim=0.5)
-    assert found.recognizable is not None
-    assert found.recognizable.mean == 0.9  # all are similar, but not all are the right one
+    found = verdict(rows, recognizable_from=0.5)
+    assert answer(found).recognizable is not None
+    assert answer(found).recognizable.mean == 0.9  # type: ignore[union-attr]  # all are similar, but not all are the right one
 
 
 def test_images_of_a_batch_are_counted_as_images_and_depend_on_each_other() -> None:
     rows = table(1.0, 0.1, 0.65)
     found = verdict(rows, batch_size=10, victims=4)
     assert "of the images" in found.sentences[0]
-    assert found.recognizable is not None
-    single = verdict(rows).recognizable
+    assert answer(found).recognizable is not None
+    batch, single = answer(found).recognizable, answer(verdict(rows)).recognizable
+    assert batch is not None
     assert single is not None
-    assert found.recognizable.low < single.low
+    assert batch.low < single.low
 
 
 def test_the_stronger_way_to_compare_counts() -> None:
@@ -147,25 +155,72 @@ def test_the_stronger_way_to_compare_counts() -> None:
         row("mean-floor", 0.0, attack="", features=0.0),
     ]
     found = verdict(rows)
-    assert (found.status, found.measure) == ("exposed", "identified_features")
+    assert (found.status, answer(found).measure) == ("exposed", "identified_features")
     assert "90 %" in found.sentences[0]
     assert any("what a classifier sees" in note for note in found.notes)
 
 
 def test_without_a_defense_the_undefended_row_leads() -> None:
     rows = [row("ceiling", 0.9), row("noise-floor", 0.0), row("mean-floor", 0.0, attack="")]
-    lead = strongest(rows)
+    lead = strongest(rows, "reconstruct", PICTURES)
     assert lead is not None
     assert lead.role == "ceiling"
     assert verdict(rows).sentences[0].startswith("Without a defense, an attacker picks the right image")
     assert "Undefended" not in verdict(rows).sentences[0]
 
 
-def test_the_strongest_attack_is_compared_with_its_own_ceiling_and_floor() -> None:
-    weak = [row("ceiling", 0.2, attack="dlg"), row("adaptive", 0.1, attack="dlg"), row("noise-floor", 0, attack="dlg")]
-    found = verdict([*weak, *table(1.0, 0.1, 0.9)])
-    assert (found.status, found.attack) == ("exposed", "inverting-gradients")
-    assert "Undefended: 100 %" in found.sentences[0]
+# ---- several attacks -----------------------------------------------------------------------------------------
+
+
+def truths(updates: int = IMAGES) -> Truths:
+    nothing = torch.zeros(updates, 1)
+    return Truths(nothing, nothing, nothing, (1,) * updates)
+
+
+def together(rows: list[Row]) -> list[Row]:
+    return [*rows, *worst_case(rows, truths())]
+
+
+def picked(role: Role, first: int, count: int, attack: str, mse: float = 1.0) -> Row:
+    """A row that picks `count` images from the place `first` on."""
+    values = {"identified": [float(first <= place < first + count) for place in range(IMAGES)], "mse": [mse] * IMAGES}
+    values["psnr"] = [10.0] * IMAGES
+    metrics = {name: estimate(each) for name, each in values.items()}
+    return Row(attack=attack, role=role, metrics=metrics, values=values)
+
+
+def test_the_worst_case_over_attacks_is_taken_image_by_image() -> None:
+    rows = [picked(role, 0, 8, "dlg") for role in ("ceiling", "adaptive")]  # type: ignore[arg-type]
+    rows += [picked(role, 20, 8, "other", mse=0.5) for role in ("ceiling", "adaptive")]  # type: ignore[arg-type]
+    rows += [picked("noise-floor", 0, 0, "dlg"), picked("noise-floor", 0, 0, "other"), picked("mean-floor", 0, 0, "")]
+    worst = {row.role: row for row in worst_case(rows, truths())}
+    assert set(worst) == {"ceiling", "adaptive", "noise-floor"}
+    assert worst["adaptive"].attack == TOGETHER
+    assert worst["adaptive"].metrics["identified"].mean == 0.4  # none of the images is picked by both
+    assert worst["adaptive"].metrics["mse"].mean == 0.5  # where less is more, the least
+    found = verdict(together(rows))
+    assert (found.status, answer(found).attack) == ("partly exposed", TOGETHER)
+    assert "for 40 % [26–55] of the updates" in found.sentences[0]
+    assert any("a guess may try as often" in note for note in found.notes)
+    with pytest.raises(ValueError, match="worst case"):
+        verdict(rows)
+
+
+def test_who_tries_many_attacks_is_held_against_as_many_guesses() -> None:
+    rows = []
+    for place in range(8):  # of noise that has its luck too, each time with other images
+        attack = f"attack-{place}"
+        rows += [picked("ceiling", 0, IMAGES, attack), picked("adaptive", 5 * place, 2, attack)]
+        rows.append(picked("noise-floor", 5 * place + 2, 2, attack))
+    found = verdict(together(rows))
+    assert answer(found).found is not None
+    assert answer(found).found.mean == answer(found).guess.mean == 0.4  # type: ignore[union-attr]
+    assert found.status == "not judged"  # 40 % against one floor of 5 % would have been a leak
+    assert "a guess without the update (40 %)" in found.why
+
+
+def test_with_one_attack_nothing_changes() -> None:
+    assert worst_case(table(1.0, 0.1, 0.9), truths()) == []
 
 
 def test_an_attack_that_does_not_work_does_not_undo_one_that_does() -> None:
@@ -174,8 +229,153 @@ def test_an_attack_that_does_not_work_does_not_undo_one_that_does() -> None:
         row("adaptive", 0.0, 99, attack="dlg"),
         row("noise-floor", 0, attack="dlg"),
     ]
-    found = verdict([*weak, *table(1.0, 0.0, 0.0)])
-    assert (found.status, found.attack) == ("no leakage found by these attacks", "inverting-gradients")
+    rows = [each for each in table(1.0, 0.0, 0.0) if each.role != "naive"]
+    assert verdict(together([*weak, *rows])).status == "no leakage found by these attacks"
+    strong = [each for each in table(1.0, 0.1, 0.9) if each.role != "naive"]
+    found = verdict(together([*weak, *strong]))
+    assert found.status == "exposed"
+    assert "Undefended: 100 %" in found.sentences[0]
+
+
+# ---- linking -------------------------------------------------------------------------------------------------
+
+
+def link(role: Role, share: float, updates: int = IMAGES, **more: Any) -> Row:
+    values = {"linked": [1.0] * round(share * updates) + [0.0] * (updates - round(share * updates))}
+    metrics = {"linked": estimate(values["linked"])}
+    return Row(attack="link", role=role, question="link", metrics=metrics, values=values, **more)
+
+
+def links(ceiling: float, naive: float, adaptive: float, noise: float = 0.0, **more: Any) -> list[Row]:
+    shares: dict[Role, float] = {"ceiling": ceiling, "naive": naive, "adaptive": adaptive, "noise-floor": noise}
+    return [link(role, share, **more) for role, share in shares.items()]
+
+
+def test_linking_is_a_question_of_its_own() -> None:
+    found = verdict([*table(1.0, 0.1, 0.4), *links(1.0, 0.2, 0.95)])
+    assert (found.status, found.question) == ("exposed", "link")
+    assert [(each.question, each.status) for each in found.answers] == [
+        ("reconstruct", "partly exposed"),
+        ("link", "exposed"),
+        ("member", "not judged"),
+    ]
+    assert answer(found, "member").why == "No attack of this audit asks that."
+    assert found.sentences[:2] == [
+        "An attacker who knows the defense links 95 % [83–99] of the updates to the right image out of 100 by "
+        "comparing updates (chance 1 %). Undefended: 100 % [91–100].",
+        answer(found).sentence,
+    ]
+    linked = answer(found, "link")
+    assert (linked.role, linked.attack, linked.measure, linked.floor) == ("adaptive", "link", "linked", "noise-floor")
+    assert linked.found is not None
+    assert linked.found.mean == 0.95
+    assert linked.undefended is not None
+    assert linked.undefended.mean == 1.0
+    assert linked.guess is not None
+    assert linked.guess.mean == 0.0
+    assert linked.recognizable is None
+    for word in ("safe", "db", "floor", "ceiling", "naive", "adaptive", "psnr"):
+        assert not re.search(rf"\b{word}\b", told(found).lower()), word
+
+
+def test_the_worse_answer_is_the_headline_and_of_equals_what_is_rebuilt() -> None:
+    found = verdict([*table(1.0, 0.1, 0.9), *links(1.0, 0.0, 0.3)])
+    assert (found.status, found.question) == ("exposed", "reconstruct")
+    assert found.sentences[1].startswith("An attacker who knows the defense links 30 %")
+    assert not any("So updates can be linked" in sentence for sentence in found.sentences)
+    assert verdict([*table(1.0, 0.1, 0.9), *links(1.0, 0.0, 0.9)]).question == "reconstruct"
+
+
+def test_linked_but_not_rebuilt_is_told_as_exactly_that() -> None:
+    found = verdict([*table(1.0, 0.0, 0.0), *links(1.0, 0.0, 0.9)])
+    assert (found.status, answer(found).status) == ("exposed", "no leakage found by these attacks")
+    assert found.sentences[2] == (
+        "So updates can be linked to the images behind them, although no attack here could rebuild a picture from them."
+    )
+    weak = verdict([*table(0.0, 0.0, 0.0), *links(1.0, 0.0, 0.9)])
+    assert (weak.status, weak.question, answer(weak).status) == ("exposed", "link", "not judged")
+    assert "; whether a picture can be rebuilt from them is not judged." in weak.sentences[2]
+    assert weak.next_step == ""  # the headline is settled; the other question says what would settle it
+    assert "more steps" in answer(weak).next_step
+    assert "steps=400" in answer(weak).command
+
+
+@pytest.mark.parametrize(
+    ("rebuilt", "linked", "status", "question"),
+    [
+        ((0.0, 0.0, 0.0), (1.0, 0.0, 0.0), "no leakage found by these attacks", "link"),  # a weak attack says nothing
+        ((1.0, 0.0, 0.0), (0.0, 0.0, 0.0), "no leakage found by these attacks", "reconstruct"),
+        ((1.0, 0.0, 0.0), (0.05, 0.0, 0.0), "not judged", "link"),  # what is open is not made good by finding nothing
+        ((0.05, 0.0, 0.0), (1.0, 0.0, 0.0), "not judged", "reconstruct"),
+        ((0.0, 0.0, 0.0), (1.0, 0.0, 0.3), "partly exposed", "link"),
+        ((0.0, 0.0, 0.0), (0.0, 0.0, 0.0), "not judged", "reconstruct"),
+    ],
+)
+def test_the_headline_over_both_questions(
+    rebuilt: tuple[float, float, float], linked: tuple[float, float, float], status: str, question: str
+) -> None:
+    found = verdict([*table(*rebuilt), *links(*linked)])
+    assert (found.status, found.question) == (status, question)
+
+
+def test_linking_alone_is_judged_by_its_own_floor_and_counts_updates() -> None:
+    found = verdict(links(1.0, 0.1, 0.3, noise=0.3))
+    assert found.status == "no leakage found by these attacks"
+    assert "a guess without the update (30 %)" in found.why
+    assert answer(found).why == "No attack of this audit asks that."
+    few = verdict(links(1.0, 0.0, 0.25, updates=4), victims=4, batch_size=8)
+    assert few.why.startswith("Too few updates: with 4 of them")
+    updates = int(re.findall(r"Use about (\d+) updates", few.next_step)[0])
+    assert verdict(links(1.0, 0.0, 0.25, updates=updates), victims=updates, batch_size=8).status == "partly exposed"
+    assert "to the right batch out of 100" in few.sentences[0]
+
+
+def test_each_round_of_links_is_judged_by_its_own() -> None:
+    rows = [*links(1.0, 0.0, 0.45), *links(1.0, 0.0, 0.0, round=1), *links(1.0, 0.0, 0.9, round=5)]
+    found = verdict(rows)
+    assert (found.status, answer(found, "link").round) == ("exposed", 5)
+    assert found.sentences[0].startswith("At the start of round 5, an attacker who knows the defense links")
+
+
+def test_a_formal_bound_stands_beside_the_measured_share_and_must_hold() -> None:
+    held = verdict(links(1.0, 0.0, 0.3, bound=0.37))
+    assert answer(held, "link").bound == 0.37
+    assert not any("than the formal guarantee allows" in each.words for each in held.warnings)
+    broken = verdict(links(1.0, 0.0, 0.9, bound=0.37))
+    assert any(
+        each.loud and "90 % [77–96], than the formal guarantee allows any attacker, 37 %" in each.words
+        for each in broken.warnings
+    )
+
+
+def test_a_comparison_without_the_exact_law_says_so() -> None:
+    assert any("a better test may link more" in note for note in verdict(links(1.0, 0.0, 0.9, exact=False)).notes)
+    exact = verdict(links(1.0, 0.0, 0.9, exact=True)).notes
+    assert any("Nothing is rebuilt." in note for note in exact)
+    assert not any("a better test" in note for note in exact)
+
+
+# ---- captured updates, of which nobody has the undefended one ---------------------------------------------------
+
+
+def test_without_the_undefended_update_a_leak_is_a_leak_and_its_absence_says_nothing() -> None:
+    found = verdict([row("naive", 0.9), row("noise-floor", 0.0)])
+    assert found.status == "exposed"
+    assert found.sentences[0].startswith("An attacker who takes the updates as they are picks the right image")
+    assert "Undefended" not in found.sentences[0]
+    found = verdict([row("naive", 0.0), row("adaptive", 0.0), row("noise-floor", 0.0)])
+    assert found.status == "not judged"
+    assert "whether the attack works on undefended updates" in found.why
+    assert "without a defense" in found.next_step
+
+
+def test_where_nothing_could_be_told_apart_nothing_is_judged() -> None:
+    bare = [each.model_copy(update={"metrics": {}, "values": {}}) for each in table(1.0, 0.0, 0.0)]
+    found = verdict([*bare, *links(1.0, 0.0, 0.9)])
+    assert answer(found).status == "not judged"
+    assert answer(found).why == "There were no other images to tell the right one from."
+    with pytest.raises(ValueError, match="at least one"):
+        verdict(bare)
 
 
 # ---- not judged ----------------------------------------------------------------------------------------------
@@ -244,13 +444,13 @@ def test_nothing_is_granted_without_an_attacker_who_knows_the_defense() -> None:
 def test_each_round_is_judged_by_its_own_rows_and_the_worst_counts() -> None:
     pooled = table(1.0, 0.0, 0.45)
     found = verdict([*pooled, *table(1.0, 0.0, 0.0, round=1), *table(1.0, 0.0, 0.9, round=5)])
-    assert (found.status, found.round) == ("exposed", 5)
+    assert (found.status, answer(found).round) == ("exposed", 5)
     assert found.sentences[0].startswith("At the start of round 5, an attacker who knows the defense picks")
     assert "worst of the attacked rounds; round 1: no leakage found by these attacks (0 %)." in found.why
     # A round that could not be judged is not made good by one in which nothing was found.
     found = verdict([*table(0.5, 0, 0), *table(1.0, 0.0, 0.0, round=1), *table(0.0, 0.0, 0.0, round=5)])
-    assert (found.status, found.round) == ("not judged", 5)
-    lead = strongest([*pooled, *table(1.0, 0.0, 0.9, round=5)])
+    assert (found.status, answer(found).round) == ("not judged", 5)
+    lead = strongest([*pooled, *table(1.0, 0.0, 0.9, round=5)], "reconstruct", PICTURES)
     assert lead is not None
     assert lead.round is None  # the mark in the table is for all rounds together
 

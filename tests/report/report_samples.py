@@ -6,28 +6,33 @@ import math
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from PIL import Image
 
+from fedveil.auditing.judgment import Terms
 from fedveil.auditing.result import (
     Answer,
     Assumption,
     AttackRun,
     Cost,
+    CostCurve,
     DefenseCard,
     Estimate,
     Images,
     Provenance,
     Result,
-    Role,
     RoundUtility,
     Row,
-    Trace,
     Verdict,
     Warned,
 )
+from fedveil.auditing.roles import Role
+from fedveil.auditing.scoring import worst_case
 from fedveil.auditing.settings import AuditSettings
 from fedveil.auditing.verdict import judge
+from fedveil.leakage.modalities import modality
+from fedveil.leakage.truths import Truths
 from fedveil.tasks.client_labels import ClientLabels
 
 Pictures = NDArray[np.float32]
@@ -89,11 +94,44 @@ def row(attack: str, role: Role, originals: Pictures, pictures: Pictures, chance
     return Row(attack=attack, role=role, metrics=metrics, values=values, **more)
 
 
-def trace(attack: str, role: Role, floor: float, steps: int = 2000) -> Trace:
+def links(count: int, *, bound: float | None = 0.3612) -> list[Row]:
+    """A link test that finds more than the pictures show."""
+    shares: dict[Role, float] = {"ceiling": 1.0, "naive": 0.5, "adaptive": 0.94, "noise-floor": 0.0}
+    rows = []
+    for role, part in shares.items():
+        values = [float(place < round(part * count)) for place in range(count)]
+        allowed = bound if role in ("naive", "adaptive") else None
+        rows.append(
+            Row(
+                attack="link",
+                role=role,
+                question="link",
+                metrics={"linked": share(values)},
+                values={"linked": values},
+                strongest=role == "adaptive",
+                bound=allowed,
+                exact=role != "naive",
+            )
+        )
+    return rows
+
+
+def terms(**audit: Any) -> Terms:
+    """What these results are judged by."""
+    return Terms(AuditSettings(**audit), modality("pictures"), 100, CONFIG)
+
+
+def together(rows: list[Row], count: int) -> list[Row]:
+    """The worst case over several attacks."""
+    nothing = torch.zeros(count, 1)
+    return worst_case(rows, Truths(nothing, nothing, nothing, (1,) * count))
+
+
+def curve(attack: str, role: Role, floor: float, steps: int = 2000) -> CostCurve:
     """A cost that falls from about 1 to a floor."""
     at = list(range(0, steps + 1, max(1, steps // 80)))
     median = [floor + (1 - floor) * math.exp(-6 * step / steps) for step in at]
-    return Trace(
+    return CostCurve(
         attack=attack,
         role=role,
         steps=at,
@@ -150,7 +188,7 @@ def provenance(**more: Any) -> Provenance:
 
 
 def full(attacks: tuple[str, ...] = ("inverting-gradients",), count: int = 32) -> tuple[Result, Images]:
-    """All roles, training, a history, traces."""
+    """All roles, a link test, training, a history, curves."""
     rng = np.random.default_rng(0)
     originals, labels = digits(count)
     images = Images(originals, labels)
@@ -173,6 +211,7 @@ def full(attacks: tuple[str, ...] = ("inverting-gradients",), count: int = 32) -
         add(attack, "noise-floor", 0.4 + noise(0.35))
     add("", "mean-floor", mean)
     add("", "bound", originals + noise(0.03))
+    rows += [*together(rows, count), *links(count, bound=None)]
 
     history = [
         RoundUtility(
@@ -203,11 +242,9 @@ def full(attacks: tuple[str, ...] = ("inverting-gradients",), count: int = 32) -
         label_names=CLASSES,
         holdings=held(4, ["t-shirt/top", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "bag"], 0.5),
         defense=card(),
-        verdict=judge(
-            rows, cost, "Formal guarantee: none.", settings=AuditSettings(victims=count), among=100, config=CONFIG
-        ),
+        verdict=judge(rows, cost, "Formal guarantee: none.", terms(victims=count)),
         rows=rows,
-        identified_among=100,
+        candidates=100,
         cost=cost,
         attacks=[
             AttackRun(
@@ -219,19 +256,20 @@ def full(attacks: tuple[str, ...] = ("inverting-gradients",), count: int = 32) -
                 victims=count,
                 batch_size=1,
                 label_recovery=share([1.0] * (count - 1) + [0.0]),
-                ssim_at={
-                    "ceiling": {mark: share([1.0] * count) for mark in ("1/3", "2/3", "all")},
-                    "adaptive": {"1/3": share([0.0] * count), "all": share([1.0] * count)},
+                on_the_way={
+                    "ceiling": {"ssim": {mark: share([1.0] * count) for mark in ("1/3", "2/3", "all")}},
+                    "adaptive": {"ssim": {"1/3": share([0.0] * count), "all": share([1.0] * count)}},
                 },
-                traces=[
-                    trace(attack, "ceiling", 0.002),
-                    trace(attack, "naive", 0.11),
-                    trace(attack, "adaptive", 0.03),
-                    trace(attack, "noise-floor", 0.12),
+                curves=[
+                    curve(attack, "ceiling", 0.002),
+                    curve(attack, "naive", 0.11),
+                    curve(attack, "adaptive", 0.03),
+                    curve(attack, "noise-floor", 0.12),
                 ],
             )
             for attack in attacks
-        ],
+        ]
+        + [AttackRun(attack="link", question="link", settings={}, seconds=1.9, victims=count, batch_size=1)],
         assumptions=[
             Assumption(switch="server", setting="honest but curious", words="The server keeps to the protocol."),
             Assumption(switch="labels", setting="read off", words="The attacker reads the labels off the last layer."),
@@ -278,7 +316,7 @@ def bare() -> tuple[Result, Images]:
             why="The undefended attack does not beat the floor, or no floor was measured.",
         ),
         rows=[naive, ceiling],
-        identified_among=10,
+        candidates=10,
         cost=Cost(),
         attacks=[
             AttackRun(
@@ -289,8 +327,8 @@ def bare() -> tuple[Result, Images]:
                 steps=1,
                 victims=1,
                 batch_size=1,
-                traces=[
-                    Trace(attack="dlg", role="naive", steps=[0], median=[math.nan], low=[math.nan], high=[math.inf])
+                curves=[
+                    CostCurve(attack="dlg", role="naive", steps=[0], median=[math.nan], low=[math.nan], high=[math.inf])
                 ],
             )
         ],
@@ -329,7 +367,10 @@ def hostile() -> tuple[Result, Images]:
                 sentences=[long, long, HOSTILE],
                 why=long,
                 warnings=[Warned(words=long, loud=True)],
-                answers=[Answer(question=HOSTILE, status="not judged", why=long)],
+                answers=[
+                    Answer(question="reconstruct", asked=HOSTILE, status="exposed", why=long, sentence=long),
+                    Answer(question="link", asked=long, status="not judged", why=long, next_step=HOSTILE),
+                ],
                 notes=[long],
                 thresholds=[HOSTILE],
                 next_step=long,

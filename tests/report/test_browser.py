@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 
 from fedveil.auditing.result import Estimate, Images, Result
-from fedveil.auditing.settings import AuditSettings
 from fedveil.auditing.verdict import judge
 from fedveil.report import render, write_report
 
 from .page_check import FRAMES, TIMEOUT, browser, inspect, run
-from .report_samples import CONFIG, SAMPLES, bare, full
+from .report_samples import SAMPLES, bare, full, terms
 
 needs_pdftotext = pytest.mark.skipif(shutil.which("pdftotext") is None, reason="needs pdftotext to read the pages")
 pytestmark = pytest.mark.skipif(browser() is None, reason="needs Chromium or Chrome on the PATH to look at the report")
@@ -103,9 +102,7 @@ def with_all_warnings() -> tuple[Result, Images]:
         cost,
         "Formal guarantee: ε = 3.2 at δ = 1e-05 for one training example over 30 rounds (PLD accountant). From one "
         "update no attacker at all can pick the right one of 100 more often than 20 % of the time.",
-        settings=AuditSettings(victims=32, attackers="naive"),
-        among=100,
-        config=CONFIG,
+        terms(victims=32, attackers="naive"),
     )
     assert verdict.command
     assert len(verdict.warnings) >= 4

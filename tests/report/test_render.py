@@ -12,19 +12,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedveil.auditing.result import Images, Result, Warned, load_result, save_result
+from fedveil.auditing.result import TOGETHER, Images, Result, Row, Warned, load_result, save_result
+from fedveil.auditing.roles import ROLES
 from fedveil.errors import FedveilError
 from fedveil.report import formatting, render, write_report
 from fedveil.report.pictures import LARGEST_SIDE, data_uri
-from fedveil.report.view import MOST_COLUMNS, beside, grid, lead
+from fedveil.report.view import MOST_COLUMNS, beside, floor, grid, lead
 from fedveil.tasks.client_labels import ClientLabels
 
-from .report_samples import HOSTILE, SAMPLES, bare, card, full, hostile
+from .report_samples import HOSTILE, SAMPLES, bare, card, full, hostile, links
 
 HEADINGS = [
     "What the updates give away",
     "Verdict:",
     "See for yourself",
+    "Linked without a picture",
     "Numbers",
     "Cost",
     "How the attack went",
@@ -110,7 +112,8 @@ def test_the_verdict_is_told_in_words_with_its_thresholds(whole: Page) -> None:
     result, _ = full()
     assert f"Verdict: {result.verdict.status}" in whole.text
     verdict = result.verdict
-    for sentence in (*verdict.sentences, verdict.why, *verdict.notes, *verdict.thresholds):
+    answers = [text for answer in verdict.answers for text in (answer.asked, answer.why)]
+    for sentence in (*verdict.sentences, verdict.why, *answers, *verdict.notes, *verdict.thresholds):
         assert sentence in whole.text
     assert "safe" not in whole.text.lower()
 
@@ -142,7 +145,8 @@ def test_the_first_screen_needs_no_training(whole: Page) -> None:
     first = whole.text[: whole.text.index("See for yourself")].lower()
     for word in ("db", "floor", "by features", "psnr", "adaptive", "ceiling", "bound"):
         assert not re.search(rf"\b{word}\b", first), word
-    assert "bound" not in re.sub(r"gives? nothing|bounds nothing", "", whole.text.lower())
+    # The perturbed input is not called a bound; only a guarantee is.
+    assert "bound" not in re.sub(r"bounds nothing|formal bound", "", whole.text.lower())
 
 
 def test_the_summary_has_four_pictures_and_who_ran_what() -> None:
@@ -174,7 +178,8 @@ def test_a_defense_that_no_informed_attacker_met_is_not_shown_as_met() -> None:
 def test_each_round_has_its_rows() -> None:
     result, images = full()
     rounds = [row.model_copy(update={"round": number, "strongest": False}) for number in (1, 5) for row in result.rows]
-    verdict = result.verdict.model_copy(update={"round": 5})
+    answers = [each.model_copy(update={"round": 5}) for each in result.verdict.answers]
+    verdict = result.verdict.model_copy(update={"answers": answers})
     both = result.model_copy(update={"rows": [*result.rows, *rounds], "verdict": verdict})
     text = Page(render(both, images)).text
     assert text.count("round 5, inverting-gradients, 32 images") == text.count("all rounds, inverting-gradients") > 0
@@ -192,14 +197,20 @@ def test_classes_are_named(whole: Page) -> None:
 
 def test_the_first_screen_says_who_recognizes_how_many(whole: Page) -> None:
     result, _ = full()
-    start = whole.text.index("Who picks the right image")
-    strip = whole.text[start : whole.text.index("See for yourself")]
-    for role in ("ceiling", "naive", "adaptive", result.verdict.floor):
-        row = beside(result, role)  # type: ignore[arg-type]
-        assert row is not None
-        assert formatting.PLAIN[row.role] in strip
-        assert formatting.percent(row.metrics["identified"]).replace(formatting.SPACE, " ") in strip
-    assert "chance (1 %)" in strip
+    start, middle = (
+        whole.text.index("Who picks the right image"),
+        whole.text.index("Who links updates to the right image"),
+    )
+    ends = {"reconstruct": whole.text[start:middle], "link": whole.text[middle : whole.text.index("See for yourself")]}
+    for question, measure in (("reconstruct", "identified"), ("link", "linked")):
+        first, strip = lead(result, question), strips[question]  # type: ignore[arg-type]
+        for role in ("ceiling", "naive", "adaptive", floor(result, question)):  # type: ignore[arg-type]
+            row = beside(result, first, role)  # type: ignore[arg-type]
+            assert row is not None
+            assert row.question == question
+            assert ROLES[row.role].plain in strip
+            assert formatting.percent(row.metrics[measure]).replace(formatting.SPACE, " ") in strip
+        assert "chance (1 %)" in strip
 
 
 def test_every_number_of_the_table_has_its_interval() -> None:
@@ -207,7 +218,9 @@ def test_every_number_of_the_table_has_its_interval() -> None:
     rows = re.findall(r"<tr class=.*?</tr>", text, re.DOTALL)
     result, _ = full()
     parts = math.ceil(len(result.rows[0].metrics) / MOST_COLUMNS)
-    assert len(rows) == parts * len(result.rows)
+    linked = [row for row in result.rows if row.question == "link"]
+    assert len(rows) == parts * (len(result.rows) - len(linked)) + len(linked)
+    rows = [row for row in rows if "exact likelihood" not in row and "similarity" not in row]
     cells = [cell for row in rows for cell in re.findall(r'<td class="number">(.*?)</td>', row)]
     assert cells
     for cell in cells:
@@ -217,7 +230,7 @@ def test_every_number_of_the_table_has_its_interval() -> None:
 
 def test_rows_go_from_no_defense_to_the_perturbed_input(whole: Page) -> None:
     table = whole.text[whole.text.index("Who reconstructs") : whole.text.index("How to read the rows")]
-    places = [table.index(name) for name in formatting.ROLES.values()]
+    places = [table.index(words.who) for words in ROLES.values()]
     assert places == sorted(places)
 
 
@@ -232,21 +245,23 @@ def test_pictures_are_worst_first_and_at_most_sixteen() -> None:
     assert leaked == sorted(leaked, reverse=True)
     assert len(shown.cases) == 16
     assert shown.total == 32
-    assert shown.columns == ["ceiling", "naive", "adaptive", result.verdict.floor]
-    assert f"{strongest.values['psnr_pixel'][indices[0]]:.1f}\u00a0dB" == shown.cases[0].cells[2].quality
+    assert shown.columns == ["ceiling", "naive", "adaptive", floor(result)]
+    assert f"{strongest.values['psnr_pixel'][indices[0]]:.1f}\u00a0dB" == shown.cases[0].cells[2].near
 
 
 def test_comparisons_stay_with_the_strongest_attack() -> None:
     result, _ = full(("first", "second"), count=4)
     rows = [row.model_copy(update={"strongest": row.attack == "second" and row.role == "naive"}) for row in result.rows]
-    for verdict in ({"role": "naive", "attack": "second"}, {"role": None}):  # named by the verdict, or marked
-        told = result.model_copy(update={"rows": rows, "verdict": result.verdict.model_copy(update=verdict)})
+    first, *others = result.verdict.answers
+    for named in ({"role": "naive", "attack": "second"}, {"role": None}):  # named by the answer, or marked
+        verdict = result.verdict.model_copy(update={"answers": [first.model_copy(update=named), *others]})
+        told = result.model_copy(update={"rows": rows, "verdict": verdict})
         _assert_all_of_one_attack(told, "second")
 
 
 def _assert_all_of_one_attack(result: Result, attack: str) -> None:
     for role in ("ceiling", "naive", "adaptive", "noise-floor"):
-        row = beside(result, role)  # type: ignore[arg-type]
+        row = beside(result, lead(result), role)  # type: ignore[arg-type]
         assert row is not None
         assert row.attack == attack
 
@@ -292,6 +307,67 @@ def test_running_text_has_no_labels_to_draw() -> None:
     text = Page(render(result.model_copy(update={"holdings": held}), images)).text
     assert "3 and 5" in text
     assert "there are no labels to count" in text
+
+
+# ---- linking ---------------------------------------------------------------------------------------------------
+
+
+def test_each_question_has_its_status_on_the_first_screen(whole: Page) -> None:
+    result, _ = full()
+    first = whole.text[whole.text.index("Verdict:") : whole.text.index("See for yourself")]
+    assert [answer.status for answer in result.verdict.answers] == [
+        "no leakage found by these attacks",
+        "exposed",
+        "not judged",
+    ]
+    for answer in result.verdict.answers:
+        assert f"{answer.asked}{answer.status}" in first.replace(f"{answer.asked} ", answer.asked)
+    others = [answer for answer in result.verdict.answers if answer.question != "link"]
+    for answer in others:  # the headline's own reason stands above
+        assert f"{answer.asked} {answer.status.capitalize()}. {answer.why}" in first
+
+
+def test_links_are_told_with_their_floor_and_what_is_formally_allowed() -> None:
+    result, images = full()
+    rows = [row for row in result.rows if row.question == "reconstruct"] + links(32)
+    text = Page(render(result.model_copy(update={"rows": rows}), images)).text
+    section = text[text.index("Linked without a picture") : text.index("How to read the rows")]
+    for piece in ("30 of 32", "94 % [80–98]", "≤ 37 %", "exact likelihood", "Floor: noise in place of the update"):
+        assert piece in section, piece
+    assert "the solid one is the most that the formal guarantee allows any attacker" in section
+    plain = Page(render(*full())).text
+    assert "no formal bound" in plain
+    assert "the solid one" not in plain
+
+
+def test_links_of_each_round_are_in_the_table() -> None:
+    result, images = full()
+    rounds = [row.model_copy(update={"round": number, "strongest": False}) for number in (1, 5) for row in result.rows]
+    text = Page(render(result.model_copy(update={"rows": [*result.rows, *rounds]}), images)).text
+    assert text.count("round 5, link") == 4
+
+
+def test_where_nothing_was_linked_the_page_says_so() -> None:
+    text = Page(render(*bare())).text
+    assert "No attack of this audit links updates" in text
+    assert "Who links" not in text
+
+
+def test_of_several_attacks_the_numbers_are_the_worst_case_and_the_pictures_those_of_one() -> None:
+    result, images = full(("first", "second"), count=12)
+    strongest = lead(result)
+    assert strongest is not None
+    assert strongest.attack == TOGETHER
+    for role in ("ceiling", "naive", "adaptive"):
+        row = beside(result, strongest, role)  # type: ignore[arg-type]
+        assert row is not None
+        assert row.attack == TOGETHER
+    shown = grid(result, images)
+    (marked,) = [row for row in result.rows if row.strongest and row.question == "reconstruct"]
+    assert isinstance(marked, Row)
+    index = int(shown.cases[0].name.split()[1]) - 1
+    assert shown.cases[0].cells[2].near == f"{marked.values['psnr_pixel'][index]:.1f}\u00a0dB"
+    assert f"{TOGETHER}, 12 images" in Page(render(result, images)).text
 
 
 def test_small_samples_are_said_to_be_small(whole: Page) -> None:
