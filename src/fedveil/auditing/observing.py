@@ -14,18 +14,17 @@ from fedveil.auditing.asked import Asked
 from fedveil.auditing.attacking import Scene
 from fedveil.auditing.scoring import Truths
 from fedveil.auditing.settings import Audit
-from fedveil.clients.engine import Engine
 from fedveil.defenses.base import Facts
 from fedveil.errors import FedveilError
-from fedveil.federation.probe import Probe, probe
+from fedveil.federation.probe import Probe, Victims, probe
 from fedveil.federation.run import Run
+from fedveil.federation.steps import Prepared
 from fedveil.leakage.floors import mean_image
 from fedveil.leakage.identified import candidates
 from fedveil.streams import Streams
 from fedveil.tasks.examples import Examples
 from fedveil.tasks.normalization import Normalization
 from fedveil.tasks.task import Task
-from fedveil.tree import Tree
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +66,7 @@ def reached(asked: Asked, run: Run | None) -> tuple[Asked, list[str]]:
     return asked.with_rounds([after]), lines
 
 
-def observe(asked: Asked, number: int, run: Run | None, engine: Engine) -> Observed:
+def observe(asked: Asked, number: int, run: Run | None, prepared: Prepared) -> Observed:
     """What the victims share at the start of a round."""
     task, settings = asked.task, asked.settings
     params = {name: p.detach() for name, p in task.model.named_parameters() if p.requires_grad}
@@ -81,26 +80,15 @@ def observe(asked: Asked, number: int, run: Run | None, engine: Engine) -> Obser
         else:  # see `reached`
             assert number == run.chosen_round + 1
             params, buffers = run.params, buffers if task.buffers == "local" else run.buffers
-    found = probe(
-        task,
-        asked.chain,
-        asked.federation,
-        params=params,
-        buffers=buffers,
-        round=number,
-        victims=settings.victims,
-        batch_size=settings.batch_size,
-        source=settings.source,
-        seed=asked.seed,
-        engine=engine,
-    )
+    victims = Victims(settings.victims, settings.batch_size, settings.source)
+    found = probe(prepared, params, buffers, number, victims)
     return Observed(number, found)
 
 
 def scene(asked: Asked, observed: Observed, normalization: Normalization, attack: Attack) -> Scene:
     """What the attacker knows of the updates of a round."""
-    task, federation, found = asked.task, asked.federation, observed.probe
-    victims, size = found.targets.shape
+    task, federation, found = asked.task, asked.federation, observed.probe.defended
+    victims, size = observed.probe.truth.targets.shape
     local = None
     if federation.protocol == "fedavg" and asked.settings.local_steps == "unrolled":
         local = LocalSteps(
@@ -108,27 +96,27 @@ def scene(asked: Asked, observed: Observed, normalization: Normalization, attack
             batch_size=min(federation.batch_size, size),
             lr=found.lr[0],
             momentum=found.momentum,
-            weight_decay=federation.weight_decay,
+            weight_decay=found.weight_decay,
         )
     return Scene(
         model=task.model,
         loss=task.loss,
-        params=Tree.expand(found.params, victims),
-        buffers=Tree.expand(found.buffers_before, victims),
+        params=found.before,
+        buffers=found.buffers,
         shape=task.shape,
         batch_size=size,
         classes=task.classes,
         normalization=normalization,
         facts=Facts(kind=found.kind, batch_size=size, steps=found.steps, lr=found.lr[0], momentum=found.momentum),
         streams=Streams.seeded(asked.seed, range(victims), "attack", observed.round),
-        labels=found.targets if attack.choices().labels == "known" else None,
+        labels=observed.probe.truth.targets if attack.choices().labels == "known" else None,
         local=local,
     )
 
 
 def truths(asked: Asked, observed: list[Observed], normalization: Normalization) -> Truths:
     """What the victims really had, and held-out images to tell theirs from."""
-    probes = [each.probe for each in observed]
+    probes = [each.probe.truth for each in observed]
     originals = torch.cat([_tensor(found.inputs) for found in probes])
     labels = torch.cat([found.targets for found in probes])
     pool = _held_out(asked.task, asked.settings)
@@ -143,7 +131,7 @@ def truths(asked: Asked, observed: list[Observed], normalization: Normalization)
         distractors=_tensor(images)[chosen],
         mean_image=_mean_image(asked.task.train),
         normalization=normalization,
-        rounds=tuple(each.round for each in observed for _ in range(len(each.probe.targets))),
+        rounds=tuple(each.round for each in observed for _ in range(len(each.probe.truth.targets))),
     )
 
 

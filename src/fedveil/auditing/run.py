@@ -10,8 +10,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import torch
-
 from fedveil.attacks.base import Attack
 from fedveil.attacks.problem import Reconstruction
 from fedveil.auditing.asked import Asked, read_attacks, read_defense
@@ -35,11 +33,11 @@ from fedveil.defenses.base import Defense
 from fedveil.defenses.chain import Chain
 from fedveil.federation.observers import Watch
 from fedveil.federation.perturbation import perturbation
+from fedveil.federation.plan import Plan
+from fedveil.federation.prepare import prepare
 from fedveil.federation.progress import watch_with
-from fedveil.federation.rehearsal import dry_step
-from fedveil.federation.run import Run, engine_for, federate
+from fedveil.federation.run import Run, federate
 from fedveil.federation.settings import Federation
-from fedveil.federation.steps import Plan
 from fedveil.ledger.exposure import exposures
 from fedveil.ledger.picking import most_picked
 from fedveil.ledger.statement import statement
@@ -106,17 +104,16 @@ def _audit(asked: Asked, watch: Watch, command: str, workers: Workers) -> Outcom
     tell: Callable[[str], None] = watch.stage or (lambda line: None)
     if watch.plan:
         watch.plan(stages_of(asked))
-    engine = engine_for(task, federation, backend=asked.backend, device=asked.device)
-    dry_step(Plan(task, asked.chain, federation, asked.seed, engine, torch.device(asked.device)))
+    prepared = prepare(Plan(task, asked.chain, federation, asked.seed), backend=asked.backend, device=asked.device)
     classifier, distance, judges = compared_by(task, asked.settings)
 
     # What is wrong with a victim's data shows before anything is trained.
-    first = observe(asked, 1, None, engine) if 1 in asked.settings.rounds else None
+    first = observe(asked, 1, None, prepared) if 1 in asked.settings.rounds else None
     undefended, defended = _trained(asked, watch, tell, workers)
     run = defended or undefended
     asked, missed = reached(asked, run)
     settings = asked.settings
-    observed = [first if first and n == 1 else observe(asked, n, run, engine) for n in settings.rounds]
+    observed = [first if first and n == 1 else observe(asked, n, run, prepared) for n in settings.rounds]
     true = replace(truths(asked, observed, normalization), reference=classifier, lpips=distance)
     images = _images(true)
     rows, runs = _attacked(asked, observed, true, images, watch, tell, workers)
@@ -152,7 +149,7 @@ def _audit(asked: Asked, watch: Watch, command: str, workers: Workers) -> Outcom
         attacked=attacked_words(task, federation, settings),
         label_names=list(task.label_names),
         holdings=holdings(task),
-        defense=defense_card(asked.chain, promised, some.undefended, some.defended, moved),
+        defense=defense_card(asked.chain, promised, some.undefended.gradient, some.defended.gradient, moved),
         verdict=verdict,
         rows=rows,
         identified_among=among,
@@ -229,8 +226,8 @@ def _attacked(
             problems = problems_by_role(
                 scene(asked, each, true.normalization, attack),
                 asked.chain_at(each.round),
-                defended=each.probe.defended,
-                undefended=each.probe.undefended,
+                defended=each.probe.defended.gradient,
+                undefended=each.probe.undefended.gradient,
                 attackers=asked.settings.attackers,
             )
             report = round_of(watch.attack, place, len(observed))

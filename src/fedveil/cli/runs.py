@@ -21,7 +21,9 @@ from fedveil.cli.display import Display
 from fedveil.cli.folder import CONFIG, Claim, claimed
 from fedveil.cli.options import Given
 from fedveil.federation.observers import Observer
-from fedveil.federation.run import Run, checked_plan, federate
+from fedveil.federation.plan import Plan
+from fedveil.federation.prepare import prepare
+from fedveil.federation.run import Run, federate
 from fedveil.files import write_atomically
 from fedveil.ledger.exposure import exposures
 from fedveil.ledger.statement import Statement, statement
@@ -170,16 +172,9 @@ class _Begins(Observer):
 def _check_training(config: Config, task: Task, pool: Workers) -> None:
     """Refuse what the federation would refuse, and what processes that attack would."""
     attacks_only = config.command == "audit" and config.federation.protocol == "fedsgd"
+    plan = Plan(task, config.chain, config.federation, config.seed)
     with Workers(1) as one:
-        checked_plan(
-            task,
-            config.chain,
-            config.federation,
-            seed=config.seed,
-            backend=config.backend,
-            device=config.device,
-            workers=one if attacks_only else pool,
-        )
+        prepare(plan, backend=config.backend, device=config.device, workers=one if attacks_only else pool)
     if pool.forced:
         pack((task.model, task.loss, config.chain, config.attack))
 
