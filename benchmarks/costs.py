@@ -7,6 +7,7 @@ same backend are its measure. Noise is measured by the step on `lenet`, elsewher
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from operator import truediv
 
 import torch
@@ -15,11 +16,13 @@ import fedveil as fv
 from benchmarks.tables import Table
 from benchmarks.timing import turns, typical
 from fedveil.clients.engine import Backend, Engine
-from fedveil.defenses.chain import Chain
+from fedveil.defenses.chain import Chain, ClientStates
 from fedveil.errors import FedveilError
+from fedveil.federation.client_memory import ClientMemory
 from fedveil.federation.local import Chunk, train_chunk
+from fedveil.federation.plan import Moment, Plan
 from fedveil.federation.server import Server
-from fedveil.federation.steps import Plan, group_step
+from fedveil.federation.steps import Group, Prepared, group_step
 from fedveil.streams import Streams
 from fedveil.tree import Tree
 
@@ -80,11 +83,11 @@ def noise(table: Table, task: fv.Task, engine: Engine) -> None:
 
 
 def fedem(table: Table, task: fv.Task, engine: Engine) -> None:
-    plan, server, data = parts(task, engine, "none")
-    own = Tree.expand(server.params, len(CLIENTS)).map(torch.clone)
+    prepared, group = parts(task, engine, "none")
+    own = replace(group, params=group.params.map(torch.clone))
     sides = {
         "fedem": step(task, engine, f"fedem:steps={FEDEM_STEPS}"),
-        "plain": lambda: group_step(plan, Chain(), server.states, CLIENTS, own, Tree({}), data, 1, 0),
+        "plain": lambda: group_step(prepared, ClientStates(), own, Moment(1, 0)),
     }
     times = turns(sides, rounds=25, least=0.004, processor=True)
     ratio = typical(truediv, times["fedem"], times["plain"])
@@ -102,19 +105,19 @@ def uploads(table: Table, task: fv.Task, engine: Engine) -> None:
 
 
 def local_round(task: fv.Task, engine: Engine, spec: str) -> Callable[[], object]:
-    plan = Plan(task, Chain.of(spec), fv.FederationSettings(protocol="fedavg", batch_size=SIZE), 0, engine)
-    server = Server.start(plan)
-    chunk = Chunk(CLIENTS, 1, server.params, server.buffers_of(plan, CLIENTS), server.states)
-    return lambda: train_chunk(plan, chunk)
+    prepared = Prepared(Plan(task, Chain.of(spec), fv.FederationSettings(protocol="fedavg", batch_size=SIZE)), engine)
+    server, memory = Server.start(prepared), ClientMemory()
+    chunk = Chunk(CLIENTS, 1, server.params, memory.buffers_of(CLIENTS, server.buffers), memory.states)
+    return lambda: train_chunk(prepared, chunk)
 
 
 def step(task: fv.Task, engine: Engine, spec: str) -> Callable[[], object]:
-    plan, server, data = parts(task, engine, spec)
-    params = Tree.expand(server.params, len(CLIENTS))
-    return lambda: group_step(plan, plan.chain, server.states.of([]), CLIENTS, params, Tree({}), data, 1, 0)
+    prepared, group = parts(task, engine, spec)
+    return lambda: group_step(prepared, ClientStates(), group, Moment(1, 0))
 
 
-def parts(task: fv.Task, engine: Engine, spec: str) -> tuple[Plan, Server, tuple[torch.Tensor, torch.Tensor]]:
-    plan = Plan(task, Chain.of(spec), fv.FederationSettings(batch_size=SIZE), 0, engine)
-    data = plan.read(task.train, [task.clients[client][:SIZE] for client in CLIENTS])
-    return plan, Server.start(plan), data  # type: ignore[return-value]
+def parts(task: fv.Task, engine: Engine, spec: str) -> tuple[Prepared, Group]:
+    prepared = Prepared(Plan(task, Chain.of(spec), fv.FederationSettings(batch_size=SIZE)), engine)
+    data = prepared.read(task.train, [task.clients[client][:SIZE] for client in CLIENTS])
+    params = Tree.expand(Server.start(prepared).params, len(CLIENTS))
+    return prepared, Group(CLIENTS, params, Tree({}), data)

@@ -17,6 +17,7 @@ from operator import itemgetter
 from pathlib import Path
 
 import torch
+from fedveil.attacks.tracking import Counter
 from torch.nn import functional
 
 import fedveil as fv
@@ -25,7 +26,6 @@ from benchmarks.processes import printed
 from benchmarks.tables import Table
 from fedveil.attacks.inverting_gradients import InvertingGradients
 from fedveil.attacks.matching import Matcher
-from fedveil.attacks.tracking import Counter
 from fedveil.clients.engine import Engine
 from fedveil.memory import keep_freed_memory
 from fedveil.registry import models

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 
 import torch
+from fedveil.attacks.tracking import Counter
 from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
@@ -21,12 +22,13 @@ from benchmarks.tables import Table
 from benchmarks.timing import best_times
 from fedveil.attacks.inverting_gradients import InvertingGradients
 from fedveil.attacks.matching import Matcher
-from fedveil.attacks.tracking import Counter
 from fedveil.clients.engine import BACKENDS, Backend, Engine
 from fedveil.defenses.chain import Chain
+from fedveil.federation.client_memory import ClientMemory
 from fedveil.federation.local import Chunk, train_chunk
+from fedveil.federation.plan import Plan
 from fedveil.federation.server import Server
-from fedveil.federation.steps import Plan
+from fedveil.federation.steps import Prepared
 from fedveil.registry import models
 from fedveil.streams import Streams
 from fedveil.tree import Tree
@@ -108,10 +110,10 @@ def local_rounds() -> Workload:
     sides: dict[str, Callable[[], object]] = {}
     for backend in BACKENDS[1:]:
         engine = Engine(task.model, task.loss, backend=backend, chunk=5)
-        plan = Plan(task, Chain(), settings, 0, engine)
-        server = Server.start(plan)
-        chunk = Chunk(list(range(5)), 1, server.params, server.buffers_of(plan, range(5)), server.states)
-        sides[backend] = lambda plan=plan, chunk=chunk: train_chunk(plan, chunk)
+        prepared = Prepared(Plan(task, Chain(), settings), engine)
+        server, memory = Server.start(prepared), ClientMemory()
+        chunk = Chunk(list(range(5)), 1, server.params, memory.buffers_of(range(5), server.buffers), memory.states)
+        sides[backend] = lambda prepared=prepared, chunk=chunk: train_chunk(prepared, chunk)
     inputs, targets = task.train.batch(range(300))
     batches = inputs.reshape(30, 10, 1, 28, 28), targets.reshape(30, 10)
     return "a local round of 5 clients, lenet5", sides, counted(lambda: plain_loop(task.model, *batches))

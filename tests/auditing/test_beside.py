@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from fedveil.auditing.asked import Asked
 
 import fedveil as fv
-from fedveil.auditing.asked import Asked
 from fedveil.auditing.attacking import problems_by_role
 from fedveil.auditing.observing import observe, scene
 from fedveil.defenses.base import Facts
 from fedveil.federation.own_models import LOCAL
-from fedveil.federation.run import engine_for
+from fedveil.federation.plan import Plan
+from fedveil.federation.prepare import prepare
 from fedveil.registry import attacks
-from fedveil.tree import Tree
 
 ATTACK = "inverting-gradients:steps=4"
 
@@ -56,18 +56,19 @@ def test_the_card_of_a_data_defense_says_how_far_pixels_move(task: fv.Task, tmp_
 def test_the_informed_attacker_of_weights_knows_those_that_were_sent(task: fv.Task, momentum: float) -> None:
     federation = fv.FederationSettings(protocol="fedavg", local_epochs=3, lr=0.05, momentum=momentum)
     settings, chain = fv.AuditSettings(victims=2, batch_size=1), fv.Chain.of("spm")
-    engine = engine_for(task, federation, backend="loop")
+    prepared = prepare(Plan(task, chain, federation), backend="loop")
     attack = attacks.parse(ATTACK)
     asked = Asked(task, chain, (attack,), federation, settings)
-    observed = observe(asked, 1, None, engine)
+    observed = observe(asked, 1, None, prepared)
     found = observed.probe
+    defended, undefended = found.defended.gradient, found.undefended.gradient
     assert task.normalization is not None
     known = scene(asked, observed, task.normalization, attack)
-    informed = problems_by_role(known, chain, defended=found.defended, undefended=None)["adaptive"]
-    before = Tree.expand(found.params, 2)
+    informed = problems_by_role(known, chain, defended=defended, undefended=None)["adaptive"]
+    before = found.defended.before
     facts = Facts(kind="weights", steps=3, lr=0.05, momentum=momentum, before=before)
-    expected = chain.knowledge(found.defended, facts)
+    expected = chain.knowledge(defended, facts)
     for name in before:
         torch.testing.assert_close(informed.target[name], expected.target[name])
-    near, far = (float((tree - found.undefended).norm().sum()) for tree in (informed.target, found.defended))
+    near, far = (float((tree - undefended).norm().sum()) for tree in (informed.target, defended))
     assert near < 0.5 * far

@@ -350,8 +350,8 @@ def test_a_captured_gradient_is_that_of_its_truth() -> None:
         assert_rows_close(captured.capture.shared, {n: w.grad for n, w in live.items()})  # type: ignore[misc]
         inputs, targets = captured.truth.inputs, captured.truth.targets
         assert captured.capture.batch_sizes == (5,)
-        places = task.clients[captured.capture.client]
-        assert all((task.train.batch(places)[0] == row).all(1).any() for row in inputs)  # type: ignore[attr-defined]
+        indices = task.clients[captured.capture.client]
+        assert all((task.train.batch(indices)[0] == row).all(1).any() for row in inputs)  # type: ignore[attr-defined]
         assert len(targets) == 5
         assert captured.capture.facts["loss"] == "cross_entropy"
 

@@ -27,6 +27,7 @@ from fedveil.errors import FedveilError
 from fedveil.federation.capture import Capture, Truth
 from fedveil.federation.checkpoint import configuration, load_checkpoint
 from fedveil.federation.observers import Observer
+from fedveil.federation.plan import Plan
 from fedveil.federation.run import Run, federate
 from fedveil.federation.settings import FederationSettings
 from fedveil.federation.tensorfile import KEY, ORDER, seal
@@ -354,9 +355,8 @@ def test_a_best_model_must_follow_from_the_history(tmp_path: Path) -> None:
 
 def test_weights_go_on_where_torch_puts_its_own(two_rounds: Path) -> None:
     """Else kernels round otherwise than in the run that was never stopped."""
-    described = configuration(small_task(sizes=SIZES), FORGED, SETTINGS, 0)
-    progress, _ = load_checkpoint(two_rounds / "checkpoint.safetensors", FORGED, described)
-    server = progress.server
+    described = configuration(Plan(small_task(sizes=SIZES), FORGED, SETTINGS))
+    server = load_checkpoint(two_rounds / "checkpoint.safetensors", FORGED, described).server
     tensors = [tensor for row in (server.params, server.buffers, server.velocity) for tensor in row.values()]
     assert len(tensors) > 9
     assert [tensor.data_ptr() % 64 for tensor in tensors] == [0] * len(tensors)
@@ -398,10 +398,10 @@ def test_a_killed_process_is_resumed_to_the_last_bit(tmp_path: Path) -> None:
         text=True,
     )
     assert killed.returncode == -signal.SIGKILL, killed.stderr
-    described = configuration(digits(), Chain.of("gradient-dropout"), DIGITS, 0)
-    progress, machinery = load_checkpoint(tmp_path / "checkpoint.safetensors", Chain.of("gradient-dropout"), described)
-    assert [record.round for record in progress.history] == [1, 2]
-    assert machinery.backend == "stacked"
+    plan = Plan(digits(), Chain.of("gradient-dropout"), DIGITS)
+    state = load_checkpoint(tmp_path / "checkpoint.safetensors", plan.chain, configuration(plan))
+    assert [record.round for record in state.history] == [1, 2]
+    assert state.machinery.backend == "stacked"
     resumed = federate(digits(), "gradient-dropout", DIGITS, folder=tmp_path, resume=True)
     whole = federate(digits(), "gradient-dropout", DIGITS, backend="stacked")
     assert_same_run(whole, resumed)

@@ -92,5 +92,5 @@ def test_what_workers_cannot_do_is_refused_before_they_start() -> None:
 
 
 def _data(task: Task) -> tuple[tuple[torch.Tensor, torch.Tensor], ...]:
-    places = torch.arange(20)
-    return tuple(part.batch(places) for part in (task.train, task.validation, task.test) if part is not None)  # type: ignore[misc]
+    indices = torch.arange(20)
+    return tuple(part.batch(indices) for part in (task.train, task.validation, task.test) if part is not None)  # type: ignore[misc]

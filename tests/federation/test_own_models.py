@@ -18,10 +18,11 @@ from fedveil.defenses.fedem import FedEM
 from fedveil.federation.evaluate import Evaluator
 from fedveil.federation.own_models import LOCAL
 from fedveil.federation.perturbation import perturbation
-from fedveil.federation.run import engine_for
+from fedveil.federation.plan import Moment, Plan
+from fedveil.federation.prepare import prepare
 from fedveil.federation.schedule import batches, epoch_orders
 from fedveil.federation.settings import FederationSettings
-from fedveil.federation.steps import Plan
+from fedveil.federation.steps import Group
 from fedveil.tasks.normalization import Normalization
 from fedveil.tasks.task import Task
 from fedveil.tree import Tree
@@ -110,19 +111,19 @@ def test_the_ensemble_is_told_apart_from_the_servers_model(selection: str) -> No
     defense = FedBARRE(selection=selection, lr=0.5)  # type: ignore[arg-type]
     settings = FederationSettings(rounds=2, batch_size=16, local_utility=2)
     done = fv.federate(task, defense, settings, backend="loop")
-    plan = Plan(task, fv.Chain.of(defense), settings, 0, engine_for(task, settings, backend="loop"))
+    prepared = prepare(Plan(task, fv.Chain.of(defense), settings), backend="loop")
     expected = []
     for client, own in enumerate(task.clients):
         order = epoch_orders(0, client, 2, len(own))[0]
-        data = plan.read(task.train, [batches(own[order], 16)[0]])
-        path = ("round", 2, "own models")
-        batch = plan.batch([client], Tree.expand(done.params, 1), Tree({}), data, path, plan.chain)
+        data = prepared.read(task.train, [batches(own[order], 16)[0]])
+        group = Group([client], Tree.expand(done.params, 1), Tree({}), data)
+        batch = prepared.batch(group, Moment(2, "own models"))
         ensemble = defense.train_ensemble(batch.at(0, {}))
         questions, answers = task.test.batch(range(len(task.test)))
-        right = (ensemble.scores(plan.engine, questions).argmax(-1) == answers).double().mean(-1)[0]
+        right = (ensemble.scores(prepared.engine, questions).argmax(-1) == answers).double().mean(-1)[0]
         expected.append(float((right * ensemble.alpha[0]).sum()))
         # One draw per question comes near the mean over all draws.
-        drawn = (ensemble.predict(plan.engine, questions, batch.streams) == answers).double().mean()
+        drawn = (ensemble.predict(prepared.engine, questions, batch.streams) == answers).double().mean()
         assert float(drawn) == pytest.approx(expected[-1], abs=0.1)
     assert done.utility.beside[ENSEMBLE] == pytest.approx(sum(expected) / 2)
     assert done.utility.beside[ENSEMBLE] != done.utility.test
@@ -159,8 +160,7 @@ def test_a_task_without_classes_has_no_utility_beside() -> None:
     assert task.classes is None
     done = fv.federate(task, None, FederationSettings(protocol="fedavg", rounds=1, local_utility=2), backend="loop")
     assert not done.utility.beside
-    plan = Plan(task, fv.Chain(), FederationSettings(), 0, engine_for(task, FederationSettings(), backend="loop"))
-    assert Evaluator(plan).test_value(done.params, done.buffers) is None
+    assert Evaluator(task).test_value(done.params, done.buffers) is None
 
 
 # ---- how far inputs were moved --------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from fedveil.ledger.exposure import exposures
 from torch import Tensor
 
 from fedveil.clients.batch import ClientBatch, StepResult
@@ -17,12 +18,13 @@ from fedveil.defenses.chain import Chain
 from fedveil.defenses.dp_sgd import DPSGD
 from fedveil.errors import FedveilError
 from fedveil.federation import fedavg, fedsgd
-from fedveil.federation.exposure import exposures
+from fedveil.federation.client_memory import ClientMemory
+from fedveil.federation.plan import Plan
 from fedveil.federation.run import Run, federate
 from fedveil.federation.schedule import batches, epoch_orders, sampled_clients
 from fedveil.federation.server import Server
 from fedveil.federation.settings import FederationSettings
-from fedveil.federation.steps import Plan
+from fedveil.federation.steps import Prepared
 from fedveil.streams import Streams
 from fedveil.tasks.examples import ArrayExamples
 from fedveil.tasks.task import Task
@@ -51,14 +53,21 @@ def run(
     return federate(task, defense, settings, backend=backend, **given)  # type: ignore[arg-type]
 
 
-def run_chunked(task: Task, settings: FederationSettings, chunk: int, backend: str, defense: object) -> Server:
+def run_rounds(prepared: Prepared, *rounds: list[int]) -> tuple[Server, ClientMemory]:
+    """Some rounds of the given clients."""
+    server, memory = Server.start(prepared), ClientMemory()
+    act = fedsgd.fedsgd_round if prepared.plan.settings.protocol == "fedsgd" else fedavg.fedavg_round
+    for number, clients in enumerate(rounds, 1):
+        act(prepared, server, memory, number, clients)
+    return server, memory
+
+
+def run_chunked(
+    task: Task, settings: FederationSettings, chunk: int, backend: str, defense: object
+) -> tuple[Server, ClientMemory]:
     engine = Engine(task.model, task.loss, backend=backend, chunk=chunk)  # type: ignore[arg-type]
-    plan = Plan(task, Chain.of(defense), settings, 0, engine)  # type: ignore[arg-type]
-    server = Server.start(plan)
-    act = fedsgd.fedsgd_round if settings.protocol == "fedsgd" else fedavg.fedavg_round
-    for number in (1, 2):
-        act(plan, server, number, list(range(len(task.clients))))
-    return server
+    everyone = list(range(len(task.clients)))
+    return run_rounds(Prepared(Plan(task, Chain.of(defense), settings), engine), everyone, everyone)  # type: ignore[arg-type]
 
 
 VARIANTS = [
@@ -115,9 +124,9 @@ def test_one_client_with_its_whole_data_is_plain_sgd(protocol: str) -> None:
 @pytest.mark.parametrize("defense", [None, Shift(), "gradient-dropout", "gaussian-noise:at=upload"], ids=str)
 def test_chunks_and_backends_do_not_matter(protocol: FederationSettings, defense: object) -> None:
     task = small_task(norm=False)
-    whole = run_chunked(task, protocol, 32, "stacked", defense)
+    whole, _ = run_chunked(task, protocol, 32, "stacked", defense)
     for chunk, backend in ((1, "stacked"), (3, "stacked"), (32, "loop"), (2, "loop")):
-        other = run_chunked(task, protocol, chunk, backend, defense)
+        other, _ = run_chunked(task, protocol, chunk, backend, defense)
         assert_rows_close(other.params, whole.params)
 
 
@@ -188,18 +197,16 @@ def test_warmup_rounds_have_no_defense(protocol: FederationSettings) -> None:
 
 def test_round_memory_is_cleared_and_run_memory_stays() -> None:
     task = small_task(norm=False)
-    engine = Engine(task.model, task.loss)
     chain = Chain((Shift(), Feedback()))
-    plan = Plan(task, chain, FEDSGD, 0, engine)
-    server = Server.start(plan)
-    fedsgd.fedsgd_round(plan, server, 1, [0, 2])
-    kept = server.states.lasting(chain)
+    prepared = Prepared(Plan(task, chain, FEDSGD), Engine(task.model, task.loss))
+    server, memory = run_rounds(prepared, [0, 2])
+    kept = memory.states.lasting(chain)
     assert kept.keys() == {0, 2}
     assert not kept[0][0]
     assert kept[0][1].keys() == server.params.keys()
-    fedsgd.fedsgd_round(plan, server, 2, [0, 1])  # client 1 has no memory yet: it cannot be stacked with client 0
-    assert server.states.lasting(chain).keys() == {0, 1, 2}
-    torch.testing.assert_close(server.states.lasting(chain)[2][1]["0.bias"], kept[2][1]["0.bias"])
+    fedsgd.fedsgd_round(prepared, server, memory, 2, [0, 1])  # client 1 has no memory yet: it is stepped apart
+    assert memory.states.lasting(chain).keys() == {0, 1, 2}
+    torch.testing.assert_close(memory.states.lasting(chain)[2][1]["0.bias"], kept[2][1]["0.bias"])
 
 
 @pytest.mark.parametrize("upload", ["weights", "delta"])
@@ -268,10 +275,8 @@ def test_a_broken_client_costs_its_share_and_no_more(settings: FederationSetting
     done = runs["loop"]
     assert all(bool(tensor.isfinite().all()) for tensor in {**done.params, **done.buffers}.values())
     if settings.protocol == "fedavg":  # the whole of its round is lost: the others train as if it were not there
-        plan = Plan(task, Chain.of(Feedback()), settings, 0, Engine(task.model, task.loss, backend="loop"))
-        server = Server.start(plan)
-        for number in (1, 2, 3):
-            fedavg.fedavg_round(plan, server, number, [0, 2])
+        plan = Plan(task, Chain.of(Feedback()), settings)
+        server, _ = run_rounds(Prepared(plan, Engine(task.model, task.loss, backend="loop")), *[[0, 2]] * 3)
         assert_rows_equal(done.params, server.params)
 
 
@@ -279,8 +284,8 @@ def test_a_broken_client_costs_its_share_and_no_more(settings: FederationSetting
 def test_chunks_do_not_matter_to_who_is_refused(settings: FederationSettings) -> None:
     task = poisoned(small_task(norm=False), 3)
     one, many = (run_chunked(task, settings, chunk, "loop", Feedback()) for chunk in (1, 32))
-    assert_rows_close(one.params, many.params)
-    (memory,) = one.states.lasting(Chain.of(Feedback()))[3]
+    assert_rows_close(one[0].params, many[0].params)
+    (memory,) = one[1].states.lasting(Chain.of(Feedback()))[3]
     assert all(bool(tensor.isfinite().all()) for tensor in memory.values())
 
 
@@ -297,8 +302,8 @@ def test_a_step_without_an_update_changes_nothing() -> None:
     outcome = run(task, settings, backend="loop")
     model = copy.deepcopy(task.model)
     order = task.clients[0][epoch_orders(0, 0, 1, 8)[0]]
-    for places in batches(order, 4):
-        inputs, targets = task.train.batch(places)
+    for indices in batches(order, 4):
+        inputs, targets = task.train.batch(indices)
         if bool(inputs.isfinite().all()):
             task.loss(model(inputs), targets).backward()
     expected = {name: p.detach() - settings.lr * p.grad for name, p in model.named_parameters()}  # type: ignore[operator]
@@ -354,7 +359,7 @@ def test_the_ledger_counts_the_steps_and_chances_that_there_are(
 
     monkeypatch.setattr(DPSGD, "sample", sample)
     monkeypatch.setattr(DPSGD, "gradient", gradient)
-    monkeypatch.setattr("fedveil.federation.run.dry_step", lambda plan: None)
+    monkeypatch.setattr("fedveil.federation.prepare.dry_step", lambda prepared: None)
     run(task, settings, "dp-sgd", backend="loop")
     for size, exposure in zip((3, 10), exposures(task, settings), strict=True):
         assert asked[size] == [exposure.example_rate] * exposure.uses("gradient")
@@ -374,13 +379,9 @@ def test_local_buffers_stay_with_their_clients(protocol: FederationSettings) -> 
     # Batch norm trains on its batch: how its statistics travel does not change the weights.
     assert_rows_equal(done.params, shared.params)
     # Client 2 makes one step in a round, client 3 four: nobody's count is reset by the server.
-    engine = Engine(task.model, task.loss)
-    plan = Plan(task, Chain(), settings, 0, engine)
-    server = Server.start(plan)
-    act = fedsgd.fedsgd_round if protocol is FEDSGD else fedavg.fedavg_round
-    for number in (1, 2):
-        act(plan, server, number, [0, 1, 2, 3])
-    counts = [int(server.local[client]["1.num_batches_tracked"]) for client in range(4)]
+    prepared = Prepared(Plan(task, Chain(), settings), Engine(task.model, task.loss))
+    server, memory = run_rounds(prepared, *[[0, 1, 2, 3]] * 2)
+    counts = [int(memory.buffers[client]["1.num_batches_tracked"]) for client in range(4)]
     assert counts == [2 * n * protocol.local_epochs for n in (3, 2, 1, 4)]
     assert int(server.buffers["1.num_batches_tracked"]) == 0
 

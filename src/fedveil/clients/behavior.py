@@ -56,7 +56,7 @@ def _numbers(
 
 
 def _sums(tensor: Tensor) -> tuple[float, float]:
-    """The sum of the magnitudes, and one in which every place counts differently."""
+    """The sum of the magnitudes, and one in which every position counts differently."""
     flat = tensor.double().flatten().cpu()
-    places = torch.cos(torch.arange(len(flat), dtype=torch.float64))
-    return float(flat.abs().sum()), float((flat * places).sum())
+    weights = torch.cos(torch.arange(len(flat), dtype=torch.float64))
+    return float(flat.abs().sum()), float((flat * weights).sum())

@@ -20,9 +20,10 @@ from fedveil.clients.behavior import behavior
 from fedveil.clients.engine import Tensors
 from fedveil.defenses.chain import Chain, ClientStates, States
 from fedveil.errors import FedveilError
+from fedveil.federation.client_memory import ClientMemory
 from fedveil.federation.history import RoundRecord, Utility
+from fedveil.federation.plan import Plan
 from fedveil.federation.server import Server
-from fedveil.federation.settings import FederationSettings
 from fedveil.federation.tensorfile import Header, grouped, prefixed, read_tensors, write_tensors
 from fedveil.fields import field_values
 from fedveil.tasks.task import Task
@@ -44,11 +45,21 @@ class CheckpointHeader(Header):
     stopped: bool
 
 
+@dataclass(frozen=True)
+class Machinery:
+    """What computed the gradients. A resumed run uses the same, or its last bits would differ."""
+
+    backend: Literal["loop", "stacked", "compiled"]
+    chunk: int
+
+
 @dataclass
-class Progress:
+class RunState:
     """How far a run has come."""
 
+    machinery: Machinery
     server: Server
+    memory: ClientMemory
     untrained: Utility
     history: list[RoundRecord] = field(default_factory=list)
     best_round: int = 0
@@ -60,26 +71,18 @@ class Progress:
         server = self.server
         server.params, server.buffers = _moved(server.params, device), _moved(server.buffers, device)
         server.velocity = _moved(server.velocity, device)
-        server.local = {client: _moved(row, device) for client, row in server.local.items()}
+        self.memory.buffers = {client: _moved(row, device) for client, row in self.memory.buffers.items()}
         if self.best is not None:
             self.best = _moved(self.best[0], device), _moved(self.best[1], device)
 
 
-@dataclass(frozen=True)
-class Machinery:
-    """What computed the gradients. A resumed run uses the same, or its last bits would differ."""
-
-    backend: Literal["loop", "stacked", "compiled"]
-    chunk: int
-
-
-def configuration(task: Task, chain: Chain, settings: FederationSettings, seed: int) -> dict[str, Any]:
-    """Everything that a run's outcome depends on, as plain data."""
+def configuration(plan: Plan) -> dict[str, Any]:
+    """Everything that a run's result depends on, as plain data."""
+    task, loss = plan.task, plan.task.loss
     members = hashlib.sha256()
-    for places in task.clients:
-        members.update(len(places).to_bytes(8, "little"))
-        members.update(places.cpu().contiguous().numpy().tobytes())
-    loss = task.loss
+    for indices in task.clients:
+        members.update(len(indices).to_bytes(8, "little"))
+        members.update(indices.cpu().contiguous().numpy().tobytes())
     described = {
         "task": task.description,
         "data": task.data_hash,
@@ -87,9 +90,9 @@ def configuration(task: Task, chain: Chain, settings: FederationSettings, seed: 
         "initial model": task.model_hash,
         "loss": getattr(loss, "__name__", type(loss).__name__),
         "behavior of model and loss": _behavior(task),
-        "defense": str(chain),
-        "settings": field_values(settings),
-        "seed": seed,
+        "defense": str(plan.chain),
+        "settings": field_values(plan.settings),
+        "seed": plan.seed,
     }
     return {name: _plain(value) for name, value in described.items()}
 
@@ -101,35 +104,33 @@ def _behavior(task: Task) -> str:
     return behavior(task.model, task.loss, row, inputs, targets)
 
 
-def save_checkpoint(
-    path: Path, progress: Progress, chain: Chain, machinery: Machinery, described: dict[str, Any]
-) -> None:
+def save_checkpoint(path: Path, state: RunState, chain: Chain, described: dict[str, Any]) -> None:
     """Write a checkpoint in place of the last one."""
-    server = progress.server
+    server, memory = state.server, state.memory
     tensors = prefixed("params", server.params) | prefixed("buffers", server.buffers)
     tensors |= prefixed("velocity", server.velocity)
-    for client, row in server.local.items():
+    for client, row in memory.buffers.items():
         tensors |= prefixed(f"local/{client}", row)
-    for client, states in server.states.lasting(chain).items():
-        for place, state in enumerate(states):
-            tensors |= prefixed(f"state/{client}/{place}", state)
-    if progress.best is not None:
-        tensors |= prefixed("best_params", progress.best[0]) | prefixed("best_buffers", progress.best[1])
+    for client, states in memory.states.lasting(chain).items():
+        for position, remembered in enumerate(states):
+            tensors |= prefixed(f"state/{client}/{position}", remembered)
+    if state.best is not None:
+        tensors |= prefixed("best_params", state.best[0]) | prefixed("best_buffers", state.best[1])
     header = CheckpointHeader(
         format=CHECKPOINT,
         version=VERSION,
         configuration=described,
-        backend=machinery.backend,
-        chunk=machinery.chunk,
-        untrained=progress.untrained,
-        history=progress.history,
-        best_round=progress.best_round,
-        stopped=progress.stopped,
+        backend=state.machinery.backend,
+        chunk=state.machinery.chunk,
+        untrained=state.untrained,
+        history=state.history,
+        best_round=state.best_round,
+        stopped=state.stopped,
     )
     write_tensors(path, header, tensors)
 
 
-def load_checkpoint(path: Path, chain: Chain, described: dict[str, Any]) -> tuple[Progress, Machinery]:
+def load_checkpoint(path: Path, chain: Chain, described: dict[str, Any]) -> RunState:
     """Read a checkpoint of this configuration; one of another is refused, naming what differs."""
     header, tensors = read_tensors(path, CheckpointHeader, CHECKPOINT, VERSION)
     changed = differences(header.configuration, described)
@@ -143,17 +144,25 @@ def load_checkpoint(path: Path, chain: Chain, described: dict[str, Any]) -> tupl
     unknown = sorted(groups.keys() - PARTS)
     if unknown:
         raise FedveilError(f"{path} is not a valid checkpoint: it holds {unknown[0]!r:.60}, which none has")
+    server = Server(groups.get("params", {}), groups.get("buffers", {}), groups.get("velocity", {}))
     try:
-        server = Server(groups.get("params", {}), groups.get("buffers", {}), groups.get("velocity", {}))
-        server.local = {_number(name): row for name, row in grouped(groups.get("local", {})).items()}
-        server.states = ClientStates(_states(groups.get("state", {}), chain))
+        own = {_number(name): row for name, row in grouped(groups.get("local", {})).items()}
+        memory = ClientMemory(ClientStates(_states(groups.get("state", {}), chain)), own)
     except ValueError as error:
         raise FedveilError(f"{path} is not a valid checkpoint: {error}") from None
     best = (groups["best_params"], groups.get("best_buffers", {})) if "best_params" in groups else None
     if best is None and "best_buffers" in groups:
         raise FedveilError(f"{path} is not a valid checkpoint: it holds a best model's buffers without its weights")
-    progress = Progress(server, header.untrained, list(header.history), header.best_round, best, header.stopped)
-    return progress, Machinery(header.backend, header.chunk)
+    return RunState(
+        Machinery(header.backend, header.chunk),
+        server,
+        memory,
+        header.untrained,
+        list(header.history),
+        header.best_round,
+        best,
+        header.stopped,
+    )
 
 
 def _moved(row: Tensors, device: torch.device) -> Tensors:
@@ -161,14 +170,14 @@ def _moved(row: Tensors, device: torch.device) -> Tensors:
 
 
 def _states(tensors: dict[str, Tensor], chain: Chain) -> dict[int, States]:
-    lasting = [str(place) for place, defense in enumerate(chain.defenses) if defense.state_scope == "run"]
+    lasting = [str(position) for position, defense in enumerate(chain.defenses) if defense.state_scope == "run"]
     found: dict[int, States] = {}
     for name, tensor in tensors.items():
         client, _, rest = name.partition("/")
-        place, _, key = rest.partition("/")
-        if place not in lasting or not key:
+        position, _, key = rest.partition("/")
+        if position not in lasting or not key:
             raise ValueError(f"the memory {name!r:.60} is of no defense here that remembers anything over rounds")
-        found.setdefault(_number(client), chain.new_states())[int(place)][key] = tensor
+        found.setdefault(_number(client), chain.new_states())[int(position)][key] = tensor
     return found
 
 

@@ -10,8 +10,9 @@ from fedveil.clients.engine import Engine, ResolvedBackend
 from fedveil.defenses.chain import Chain
 from fedveil.federation.local import Chunk, Trained, train_chunk
 from fedveil.federation.observers import Observer
+from fedveil.federation.plan import Plan
 from fedveil.federation.settings import FederationSettings
-from fedveil.federation.steps import Plan
+from fedveil.federation.steps import Plan, Prepared
 from fedveil.tasks.task import Task
 from fedveil.workers import Lodged, lodged_value, tick
 
@@ -29,21 +30,21 @@ class Job:
     chunk: Chunk
 
 
-def trained_chunks(plan: Plan, chunks: Iterable[Chunk], number: int) -> Iterator[Trained]:
+def trained_chunks(prepared: Prepared, chunks: Iterable[Chunk], number: int) -> Iterator[Trained]:
     """Each chunk after its local round, in order."""
-    if plan.workers is None or plan.lodged_task is None:
-        yield from (train_chunk(plan, chunk) for chunk in chunks)
+    if prepared.workers is None or prepared.lodged_task is None:
+        yield from (train_chunk(prepared, chunk) for chunk in chunks)
         return
     steps = itertools.count()
 
     def told() -> None:
         step = next(steps)
-        for observer in plan.observers:
+        for observer in prepared.observers:
             observer.on_step(number, step)
 
-    place, engine = plan.lodged_task, plan.engine
-    jobs = (Job(place, plan.chain, plan.settings, plan.seed, engine.backend, engine.chunk, chunk) for chunk in chunks)
-    yield from plan.workers.map(_work, jobs, told)
+    plan, engine, task = prepared.plan, prepared.engine, prepared.lodged_task
+    jobs = (Job(task, plan.chain, plan.settings, plan.seed, engine.backend, engine.chunk, chunk) for chunk in chunks)
+    yield from prepared.workers.map(_work, jobs, told)
 
 
 class _Ticking(Observer):
@@ -51,7 +52,7 @@ class _Ticking(Observer):
         tick()
 
 
-# Kept in a worker over rounds and runs: a compiled engine is dear.
+# Kept in a worker over rounds and runs: compiling is expensive.
 _engines: dict[tuple[Lodged, ResolvedBackend, int], Engine] = {}
 
 
@@ -61,5 +62,5 @@ def _work(job: Job) -> Trained:
     if key not in _engines:
         model = task.model.train()
         _engines[key] = Engine(model, task.loss, backend=job.backend, chunk=job.size, perturb=task.perturb)
-    plan = Plan(task, job.chain, job.settings, job.seed, _engines[key], observers=(_Ticking(),))
-    return train_chunk(plan, job.chunk)
+    plan = Plan(task, job.chain, job.settings, job.seed)
+    return train_chunk(Prepared(plan, _engines[key], observers=(_Ticking(),)), job.chunk)

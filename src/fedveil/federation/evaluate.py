@@ -11,11 +11,10 @@ from torch.func import functional_call
 
 from fedveil.clients.engine import Tensors
 from fedveil.federation.history import Utility
-from fedveil.federation.server import Server
-from fedveil.federation.steps import Plan
 from fedveil.tasks.auroc import auroc
 from fedveil.tasks.examples import Examples
 from fedveil.tasks.inputs import as_arguments, map_inputs
+from fedveil.tasks.task import Task
 from fedveil.tasks.tokens import next_token_hits
 
 BATCH = 256
@@ -26,10 +25,10 @@ RECALIBRATION = 1024  # so many validation examples at most re-estimate the stat
 class Evaluator:
     """Runs a copy of the task's model in evaluation mode with any weights."""
 
-    def __init__(self, plan: Plan) -> None:
-        self._task = plan.task
-        self._device = plan.device
-        self._model = copy.deepcopy(plan.task.model).to(plan.device).eval()
+    def __init__(self, task: Task, device: torch.device | str = "cpu") -> None:
+        self._task = task
+        self._device = device
+        self._model = copy.deepcopy(task.model).to(device).eval()
 
     def utility(self, params: Tensors, buffers: Tensors) -> Utility:
         """Accuracy on the validation and the test part; with several labels per example, the area under the ROC.
@@ -69,16 +68,6 @@ class Evaluator:
             for inputs, targets in examples.batches(size):
                 arguments, keywords = as_arguments(map_inputs(lambda tensor: tensor.to(self._device), inputs))
                 yield functional_call(self._model, (params, buffers), arguments, keywords).cpu(), targets
-
-    def statistics(self, server: Server) -> Tensors:
-        """The buffers that the server's model is evaluated with.
-
-        Shared buffers are the server's own. Local ones never leave their clients: a simulation takes their mean for
-        this purpose. Recalibrated ones are re-estimated by the server.
-        """
-        if self._task.buffers == "local":
-            return server.mean_local_buffers()
-        return server.buffers
 
     def recalibrated(self, params: Tensors, buffers: Tensors) -> Tensors:
         """Batch norm statistics estimated anew from validation data, as the plain mean over its batches.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -10,12 +9,14 @@ from torch import Tensor
 
 from fedveil.clients.engine import Tensors
 from fedveil.clients.sgd import at_rest, sgd_step
-from fedveil.defenses.chain import Chain, ClientStates
+from fedveil.defenses.chain import ClientStates
 from fedveil.federation.capture import Truth
-from fedveil.federation.schedule import batches, epoch_orders
+from fedveil.federation.plan import Moment, Walks
 from fedveil.federation.steps import (
-    Outcome,
-    Plan,
+    Group,
+    Prepared,
+    RoundTally,
+    Step,
     equal_groups,
     group_step,
     in_order,
@@ -38,172 +39,149 @@ class Chunk:
     number: int  # of the round
     start: Tensors  # the server's weights
     buffers: Tree
-    states: ClientStates  # what they remember
+    states: ClientStates  # what their defenses remember
     keep: frozenset[int] = frozenset()  # clients whose data are kept beside their upload
     judge: frozenset[int] = frozenset()  # clients whose weights are kept as they are before the upload is protected
 
 
-@dataclass(frozen=True, eq=False)
-class Trained:
-    """What a chunk of clients has after its local round, and what it remembers from it."""
-
-    local: Local
-    outcome: Outcome
-    states: ClientStates
-
-
-def train_chunk(plan: Plan, chunk: Chunk) -> Trained:
-    """The local round of a few clients. It depends on nothing but its arguments, and may run in any process."""
-    settings, walks = plan.settings, {}
-    for client in chunk.clients:
-        own = plan.task.clients[client]
-        orders = epoch_orders(plan.seed, client, chunk.number, len(own), settings.local_epochs)
-        walks[client] = [batch for order in orders for batch in batches(own[order], settings.batch_size)]
-    outcome = Outcome(chunk.clients)
-    local = local_round(
-        plan,
-        plan.chain_at(chunk.number),
-        chunk.states,
-        plan.task.train,
-        chunk.clients,
-        walks,
-        chunk.start,
-        chunk.buffers,
-        chunk.number,
-        outcome,
-        keep=chunk.keep,
-        judge=chunk.judge,
-    )
-    return Trained(local, outcome, chunk.states)
-
-
 @dataclass
-class Trace:
+class LocalData:
     """The data behind one client's upload, step by step."""
 
     inputs: list[Inputs] = field(default_factory=list)
     targets: list[Tensor] = field(default_factory=list)
     seen: list[Inputs] = field(default_factory=list)
 
-    def truth(self) -> Truth:
-        """All steps one behind another."""
-        return Truth(join(self.inputs, torch.cat), torch.cat(self.targets), join(self.seen, torch.cat))
+    def add(self, step: Step, row: int) -> None:
+        """Add a client's row of a step."""
+        self.inputs.append(take(step.inputs, row))
+        self.targets.append(step.targets[row])
+        self.seen.append(take(step.result.seen, row))
+
+    def truth(self, steps: int | None = None) -> Truth:
+        """All steps, or the first ones, one behind another."""
+        inputs, seen = join(self.inputs[:steps], torch.cat), join(self.seen[:steps], torch.cat)
+        return Truth(inputs, torch.cat(self.targets[:steps]), seen)
 
 
 @dataclass(frozen=True, eq=False)
-class Local:
-    """What a chunk of clients has after its local round."""
+class Trained:
+    """What a chunk of clients has after its local round, and what it remembers from it."""
 
     clients: list[int]
     upload: Tree  # weights or their change, protected
     buffers: Tree
-    traces: dict[int, Trace]
-    # Of the clients to be judged: weights before they were protected, and buffers.
-    trained: dict[int, tuple[Tensors, Tensors]]
+    data: dict[int, LocalData]  # of the clients whose data are kept
+    tally: RoundTally
+    states: ClientStates
 
 
-def local_round(
-    plan: Plan,
-    chain: Chain,
-    states: ClientStates,
-    examples: Examples,
-    clients: list[int],
-    walks: Mapping[int, Sequence[Tensor]],  # each client's batches over all epochs, as places in `examples`
-    start: Tensors,
-    buffers: Tree,
-    number: int,
-    outcome: Outcome,
-    *,
-    keep: Collection[int] = (),  # clients whose data are kept beside their upload
-    judge: Collection[int] = (),  # clients whose weights are kept as they are before the upload is protected
-) -> Local:
-    """Local training of a chunk of clients and the protected upload."""
-    settings = plan.settings
-    # Copies from the start: every client's weights go their own way at once, and a compiled graph sees one layout.
-    params = Tree.expand(start, len(clients)).map(torch.clone)
-    velocity = Tree(at_rest(params, settings.momentum))
-    traces = {client: Trace() for client in clients if client in keep}
-    last: dict[int, Tensor] = {}
-    for step in range(max(len(walks[client]) for client in clients)):
-        path = ("round", number, "step", step)
-        walking = [c for c in clients if step < len(walks[c]) and c not in outcome.refused]
-        places = {client: plan.compose(chain, client, walks[client][step], path) for client in walking}
-        active = [client for client in walking if len(places[client]) or chain.random_sizes]
-        last.update({client: places[client] for client in active if len(places[client])})
-        for _, members in equal_groups(active, places, states):
-            rows = [clients.index(client) for client in members]
-            mine, own = (params, buffers) if len(rows) == len(clients) else (params.rows(rows), buffers.rows(rows))
-            data = plan.read(examples, [places[client] for client in members])
-            planned = [plan.planned(chain, walks[client][step]) for client in members]
-            done = group_step(plan, chain, states, members, mine, own, data, number, step, planned)
-            moved, faster = sgd_step(
-                mine,
-                done.result.update,
-                velocity.rows(rows),
-                lr=settings.lr_at(number),
-                momentum=settings.momentum,
-                weight_decay=settings.weight_decay,
-            )
-            params, velocity = put_rows(params, rows, moved), put_rows(velocity, rows, faster)
-            buffers = put_rows(buffers, rows, done.result.buffers)
-            outcome.note_loss(done)
-            outcome.note_refused(done.refused)
-            for row, client in enumerate(members):
-                if client in traces:
-                    traces[client].inputs.append(take(done.inputs, row))
-                    traces[client].targets.append(done.targets[row])
-                    traces[client].seen.append(take(done.result.seen, row))
-        for observer in plan.observers:
-            observer.on_step(number, step)
-    update = params if settings.upload == "weights" else params - Tree.expand(start, len(clients))
-    ended = _Ended(clients, update, params, buffers, last)
-    shared = _protected(plan, chain, states, examples, ended, number, outcome)
-    trained = {
-        client: (own_row(params, row), own_row(buffers, row))
-        for row, client in enumerate(clients)
-        if client in judge and client not in outcome.refused
+def train_chunk(prepared: Prepared, chunk: Chunk) -> Trained:
+    """The local round of a few clients. It depends on nothing but its arguments, and may run in any process."""
+    plan = prepared.plan
+    return local_round(prepared, chunk, plan.walks(chunk.number, chunk.clients), plan.task.train)
+
+
+def local_round(prepared: Prepared, chunk: Chunk, walks: Walks, examples: Examples) -> Trained:
+    """Local training of a chunk of clients on these batches of the examples, and the protected upload."""
+    clients, plan = _LocalClients(prepared, chunk, examples), prepared.plan
+    for step in range(max(len(walk) for walk in walks.values())):
+        clients.step({client: walk[step] for client, walk in walks.items() if step < len(walk)}, step)
+        for observer in prepared.observers:
+            observer.on_step(chunk.number, step)
+    sent = clients.params
+    if plan.settings.upload == "delta":
+        sent = sent - Tree.expand(chunk.start, len(chunk.clients))
+    upload = clients.protected(sent)
+    clients.tally.trained = {
+        client: (own_row(clients.params, row), own_row(clients.buffers, row))
+        for row, client in enumerate(chunk.clients)
+        if client in chunk.judge and client not in clients.tally.refused
     }
-    return Local(clients, shared, buffers, traces, trained)
+    return Trained(chunk.clients, upload, clients.buffers, clients.data, clients.tally, chunk.states)
 
 
-@dataclass(frozen=True, eq=False)
-class _Ended:
-    """What a chunk of clients has at the end of its local steps."""
+class _LocalClients:
+    """A chunk of clients on its way through a local round."""
 
-    clients: list[int]
-    update: Tree  # what would be sent without a defense
-    params: Tree
-    buffers: Tree
-    last: dict[int, Tensor]  # each client's last batch that was not empty
+    def __init__(self, prepared: Prepared, chunk: Chunk, examples: Examples) -> None:
+        self._prepared, self._chunk, self._examples = prepared, chunk, examples
+        # Copies from the start: every client's weights go their own way at once, and a compiled graph sees one layout.
+        self.params = Tree.expand(chunk.start, len(chunk.clients)).map(torch.clone)
+        self.buffers = chunk.buffers
+        self._velocity = Tree(at_rest(self.params, prepared.plan.settings.momentum))
+        self.data = {client: LocalData() for client in chunk.clients if client in chunk.keep}
+        self.tally = RoundTally(chunk.number, chunk.clients)
+        self._last: dict[int, Tensor] = {}  # each client's last batch that was not empty
 
+    def step(self, batches: dict[int, Tensor], step: int) -> None:
+        """One step of the clients that have another batch and were not refused."""
+        plan, moment = self._prepared.plan, Moment(self._chunk.number, step)
+        walking = [client for client in batches if client not in self.tally.refused]
+        indices = {client: plan.compose(client, batches[client], moment) for client in walking}
+        random_sizes = plan.chain_at(moment.round).random_sizes
+        active = [client for client in walking if len(indices[client]) or random_sizes]
+        self._last.update({client: indices[client] for client in active if len(indices[client])})
+        for _, members in equal_groups(active, indices, self._chunk.states):
+            planned = [plan.planned(batches[client], moment.round) for client in members]
+            group = self._group(members, [indices[client] for client in members], planned)
+            done = group_step(self._prepared, self._chunk.states, group, moment)
+            self._move(group, done)
+            self.tally.note_loss(done)
+            self.tally.note_refused(done.refused)
+            for row, client in enumerate(members):
+                if client in self.data:
+                    self.data[client].add(done, row)
 
-def _protected(
-    plan: Plan, chain: Chain, states: ClientStates, examples: Examples, ended: _Ended, number: int, outcome: Outcome
-) -> Tree:
-    """The upload after its defenses. They see each client's last batch, as `Guard.upload` shows it to them.
+    def _group(self, members: list[int], indices: list[Tensor], planned: list[int] | None = None) -> Group:
+        params, buffers = self.params, self.buffers
+        if len(members) < len(self._chunk.clients):
+            rows = self._rows(members)
+            params, buffers = params.rows(rows), buffers.rows(rows)
+        return Group(members, params, buffers, self._prepared.read(self._examples, indices), planned)
 
-    Clients that were refused on the way send nothing: their rows stay as they are.
-    """
-    clients = [client for client in ended.clients if client not in outcome.refused]
-    places = [ended.clients.index(client) for client in clients]
-    update, like, where = ended.update.rows(places), ended.params, f"in round {number}, the upload"
-    if clients and any(defense.acts_at == "upload" for defense in chain.defenses):
-        # A client whose sampling defense left every batch empty has no last batch: it shows its first example.
-        first = {client: plan.task.clients[client % len(plan.task.clients)][:1] for client in clients}
-        shown = {client: ended.last.get(client, first[client]) for client in clients}
-        positions, parts = [], []
-        for rows, members in equal_groups(clients, shown, states):
-            mine = [places[row] for row in rows]
-            data = plan.read(examples, [shown[client] for client in members])
-            path = ("round", number, "upload")
-            batch = plan.batch(members, ended.params.rows(mine), ended.buffers.rows(mine), data, path, chain)
-            memory = states.gather(members, chain)
-            parts.append(chain.upload(update.rows(rows), batch, memory))
-            refused = refusals(members, parts[-1], like, where)
-            keep_memory(states, members, memory, refused)
-            outcome.note_refused(refused)
-            positions.append(rows)
-        update = in_order(positions, parts)
-    else:
-        outcome.note_refused(refusals(clients, update, like, where))
-    return put_rows(ended.update, places, update) if clients else ended.update
+    def _rows(self, members: list[int]) -> list[int]:
+        return [self._chunk.clients.index(client) for client in members]
+
+    def _move(self, group: Group, done: Step) -> None:
+        settings, rows = self._prepared.plan.settings, self._rows(group.clients)
+        moved, faster = sgd_step(
+            group.params,
+            done.result.update,
+            self._velocity.rows(rows),
+            lr=settings.lr_at(self._chunk.number),
+            momentum=settings.momentum,
+            weight_decay=settings.weight_decay,
+        )
+        self.params, self._velocity = put_rows(self.params, rows, moved), put_rows(self._velocity, rows, faster)
+        self.buffers = put_rows(self.buffers, rows, done.result.buffers)
+
+    def protected(self, sent: Tree) -> Tree:
+        """The upload after its defenses. They see each client's last batch, as `Guard.upload` shows it to them.
+
+        Clients that were refused on the way send nothing: their rows stay as they are.
+        """
+        plan, states, moment = self._prepared.plan, self._chunk.states, Moment(self._chunk.number, "upload")
+        chain = plan.chain_at(moment.round)
+        clients = [client for client in self._chunk.clients if client not in self.tally.refused]
+        if not clients:
+            return sent
+        rows = self._rows(clients)
+        update = sent.rows(rows)
+        if any(defense.acts_at == "upload" for defense in chain.defenses):
+            # A client whose sampling defense left every batch empty has no last batch: it shows its first example.
+            first = {client: plan.task.clients[client % len(plan.task.clients)][:1] for client in clients}
+            shown = {client: self._last.get(client, first[client]) for client in clients}
+            positions, parts = [], []
+            for where, members in equal_groups(clients, shown, states):
+                batch = self._prepared.batch(self._group(members, [shown[client] for client in members]), moment)
+                memory = states.gather(members, chain)
+                parts.append(chain.upload(update.rows(where), batch, memory))
+                refused = refusals(members, parts[-1], self.params, str(moment))
+                keep_memory(states, members, memory, refused)
+                self.tally.note_refused(refused)
+                positions.append(where)
+            update = in_order(positions, parts)
+        else:
+            self.tally.note_refused(refusals(clients, update, self.params, str(moment)))
+        return put_rows(sent, rows, update)

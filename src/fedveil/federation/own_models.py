@@ -7,17 +7,18 @@ leaves its client. Neither is the accuracy of the model that the federation arri
 from __future__ import annotations
 
 from fedveil.defenses.base import keeps_models
+from fedveil.federation.client_memory import ClientMemory
 from fedveil.federation.evaluate import Evaluator
-from fedveil.federation.schedule import batches, epoch_orders
+from fedveil.federation.plan import Moment
 from fedveil.federation.server import Server
-from fedveil.federation.steps import Plan
+from fedveil.federation.steps import Group, Prepared, RoundTally
 from fedveil.tree import Tree
 
 LOCAL = "local models before the upload"
 
 
 def own_utilities(
-    plan: Plan, evaluator: Evaluator, server: Server, number: int, clients: list[int]
+    prepared: Prepared, evaluator: Evaluator, server: Server, memory: ClientMemory, tally: RoundTally
 ) -> dict[str, float]:
     """Mean test utility over the first `local_utility` clients of a round, by the kind of model; {} unless asked for.
 
@@ -25,19 +26,16 @@ def own_utilities(
     Nothing of it goes into the training.
     """
     values: dict[str, list[float | None]] = {}
-    if server.trained:
-        values[LOCAL] = [evaluator.test_value(params, buffers) for params, buffers in server.trained.values()]
-        server.trained = {}
-    chain = plan.chain_at(number)
+    if tally.trained:
+        values[LOCAL] = [evaluator.test_value(params, buffers) for params, buffers in tally.trained.values()]
+    plan = prepared.plan
+    chain = plan.chain_at(tally.number)
     if any(keeps_models(defense) for defense in chain.defenses):
-        for client in clients[: plan.settings.local_utility]:
-            own = plan.task.clients[client]
-            order = epoch_orders(plan.seed, client, number, len(own))[0]
-            data = plan.read(plan.task.train, [batches(own[order], plan.settings.batch_size)[0]])
-            buffers = server.buffers_of(plan, [client])
-            path = ("round", number, "own models")
-            batch = plan.batch([client], Tree.expand(server.params, 1), buffers, data, path, chain)
-            for kept in chain.own_models(batch):
+        chosen = tally.clients[: plan.settings.local_utility]
+        for client, walk in plan.walks(tally.number, chosen).items():
+            params, buffers = Tree.expand(server.params, 1), memory.buffers_of([client], server.buffers)
+            group = Group([client], params, buffers, prepared.read(plan.task.train, [walk[0]]))
+            for kept in chain.own_models(prepared.batch(group, Moment(tally.number, "own models"))):
                 each = [evaluator.test_value(member.row(0), buffers.row(0)) for member in kept.members]
                 values.setdefault(kept.name, []).append(_mean(each, kept.share[0].tolist()))
     means = {name: _mean(each, [1 / len(each)] * len(each)) for name, each in values.items()}

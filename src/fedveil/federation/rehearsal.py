@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import pickle
 import random
 from collections.abc import Callable, Iterator
@@ -15,8 +14,9 @@ import torch
 
 from fedveil.defenses.chain import Chain, ClientStates
 from fedveil.errors import FedveilError
+from fedveil.federation.plan import Moment
 from fedveil.federation.server import Server
-from fedveil.federation.steps import Plan, group_step, refusals
+from fedveil.federation.steps import Group, Prepared, group_step, refusals
 from fedveil.streams import Streams
 from fedveil.tree import Tree
 
@@ -37,35 +37,34 @@ class Rehearsal:
     drawn: frozenset[str]  # the global generators that were moved
 
 
-def dry_step(plan: Plan, states: ClientStates | None = None, client: int = 0) -> None:
+def dry_step(prepared: Prepared, states: ClientStates | None = None, client: int = 0) -> None:
     """One client's first step and upload for nothing: what this model or seed cannot run under says so at once.
 
     states: what clients remember, to see whether their defenses can read it.
     """
-    engine = copy.copy(plan.engine)
-    engine.backend = "loop" if engine.backend == "loop" else "stacked"  # one step is not worth compiling for
-    plan = replace(plan, engine=engine)
+    prepared = replace(prepared, engine=prepared.engine.uncompiled())
+    chain = prepared.plan.chain
 
     def rehearse(chain: Chain) -> Rehearsal:
         # Each time from the same memory: a step leaves its own in it.
         memory = ClientStates() if states is None or not chain.defenses else states.of([client])
-        return _rehearsed(plan, chain, memory, client)
+        return _rehearsed(prepared.under(chain), memory, client)
 
     with _generators_kept():
-        first = rehearse(plan.chain)
-        if not plan.chain.defenses or (first.refused == "" and not first.drawn and _is_ours(plan.chain)):
+        first = rehearse(chain)
+        if not chain.defenses or (first.refused == "" and not first.drawn and _is_ours(chain)):
             return
         bare = rehearse(Chain())  # a model may draw for itself, and a client have broken data
         if first.drawn - bare.drawn:
-            raise _from_outside(plan, rehearse, min(first.drawn - bare.drawn))
+            raise _from_outside(chain, rehearse, min(first.drawn - bare.drawn))
         if first.refused and not bare.refused:
-            raise FedveilError(f"{first.refused}: check the settings of {plan.chain}")
+            raise FedveilError(f"{first.refused}: check the settings of {chain}")
         # What is not of this package may also draw from a generator that it makes anew each time.
-        if not _is_ours(plan.chain) and not first.refused:
-            again = rehearse(plan.chain).update
+        if not _is_ours(chain) and not first.refused:
+            again = rehearse(chain).update
             if not all(_alike(first.update[name], again[name]) for name in first.update):
                 raise FedveilError(
-                    f"{plan.chain} gives another result each time from equal streams, so that the same seed would not "
+                    f"{chain} gives another result each time from equal streams, so that the same seed would not "
                     "give the same result: draw from batch.streams only"
                 )
 
@@ -74,23 +73,25 @@ def _is_ours(chain: Chain) -> bool:
     return all(type(defense).__module__.startswith("fedveil.") for defense in chain.defenses)
 
 
-def _rehearsed(plan: Plan, chain: Chain, states: ClientStates, client: int) -> Rehearsal:
+def _rehearsed(prepared: Prepared, states: ClientStates, client: int) -> Rehearsal:
     """What a client would send after one step, and a trusted server make of it."""
     before = {name: _fingerprint(read()) for name, (read, _) in GENERATORS.items()}
-    settings, number = plan.settings, plan.settings.warmup_rounds + 1
-    places = plan.task.clients[client][: settings.batch_size]
-    plan.compose(chain, client, places, ("round", number, "step", 0))
-    server = Server.start(plan)
-    data = plan.read(plan.task.train, [places])
-    params, buffers = Tree.expand(server.params, 1), server.buffers_of(plan, [client])
-    step = group_step(plan, chain, states, [client], params, buffers, data, number, 0)
+    plan, settings = prepared.plan, prepared.plan.settings
+    number = settings.warmup_rounds + 1
+    chain, moment = plan.chain_at(number), Moment(number, 0)
+    indices = plan.task.clients[client][: settings.batch_size]
+    plan.compose(client, indices, moment)
+    server = Server.start(prepared)
+    params, buffers = Tree.expand(server.params, 1), Tree.expand(server.buffers, 1)
+    group = Group([client], params, buffers, prepared.read(plan.task.train, [indices]))
+    step = group_step(prepared, states, group, moment)
     update, refused = step.result.update, step.refused
     if settings.protocol == "fedavg" and not refused:
         change = update * -settings.lr_at(number)
-        batch = plan.batch([client], params, buffers, data, ("round", number, "upload"), chain)
+        end = Moment(number, "upload")
         sent = params + change if settings.upload == "weights" else change
-        update = chain.upload(sent, batch, states.gather([client], chain))
-        refused = refusals([client], update, params, f"in round {number}, the upload")
+        update = chain.upload(sent, prepared.batch(group, end), states.gather([client], chain))
+        refused = refusals([client], update, params, str(end))
     if chain.aggregates:
         streams = Streams.seeded(plan.seed, [client], "rehearsal", "server")
         update = chain.aggregate(update, plan.weights([client]), streams)
@@ -98,10 +99,10 @@ def _rehearsed(plan: Plan, chain: Chain, states: ClientStates, client: int) -> R
     return Rehearsal(update, refused.get(client, ""), frozenset(drawn))
 
 
-def _from_outside(plan: Plan, rehearse: Callable[[Chain], Rehearsal], generator: str) -> FedveilError:
+def _from_outside(chain: Chain, rehearse: Callable[[Chain], Rehearsal], generator: str) -> FedveilError:
     """The error for a draw that no seed repeats, naming the defense where it can be told."""
-    alone = [defense for defense in plan.chain.defenses if generator in rehearse(Chain((defense,))).drawn]
-    name = alone[0].name if alone else str(plan.chain)
+    alone = [defense for defense in chain.defenses if generator in rehearse(Chain((defense,))).drawn]
+    name = alone[0].name if alone else str(chain)
     return FedveilError(
         f"{name} draws from {generator}, so that the same seed would not give the same result: draw from batch.streams"
     )

@@ -12,29 +12,21 @@ from torch import Tensor
 from fedveil.clients.engine import MOST_STACKED
 from fedveil.defenses.chain import Chain, ClientStates
 from fedveil.errors import FedveilError
-from fedveil.federation.checkpoint import Machinery, Progress
+from fedveil.federation.checkpoint import Machinery, RunState
 from fedveil.federation.history import RoundRecord, Utility
+from fedveil.federation.plan import Plan
 from fedveil.federation.schedule import sampled_clients
-from fedveil.federation.settings import FederationSettings
 from fedveil.tasks.task import Task
 
 
-def check_resumable(
-    path: Path,
-    progress: Progress,
-    machinery: Machinery,
-    task: Task,
-    chain: Chain,
-    settings: FederationSettings,
-    seed: int,
-) -> None:
+def check_resumable(path: Path, state: RunState, plan: Plan) -> None:
     """Refuse a checkpoint whose contents this run cannot have written, naming the first thing that is wrong."""
     for wrong in (
-        *_wrong_machinery(machinery, task),
-        *_wrong_tensors(progress, task, settings),
-        *_wrong_states(progress.server.states, chain, len(task.clients)),
-        *_wrong_history(progress, task, settings, seed),
-        *_wrong_best(progress, task, settings),
+        *_wrong_machinery(state.machinery, plan.task),
+        *_wrong_tensors(state, plan),
+        *_wrong_states(state.memory.states, plan.chain, len(plan.task.clients)),
+        *_wrong_history(state, plan),
+        *_wrong_best(state, plan),
     ):
         raise FedveilError(f"{path} does not fit this run: {wrong}; start anew without resume")
 
@@ -45,16 +37,16 @@ def _wrong_machinery(machinery: Machinery, task: Task) -> Iterator[str]:
         yield f"it stacks {machinery.chunk} clients at a time, not 1 to {most}"
 
 
-def _wrong_tensors(progress: Progress, task: Task, settings: FederationSettings) -> Iterator[str]:
-    server = progress.server
+def _wrong_tensors(state: RunState, plan: Plan) -> Iterator[str]:
+    server, own, task, settings = state.server, state.memory.buffers, plan.task, plan.settings
     params, buffers = _own(task)
     yield from _misfits("weights", server.params, params)
     yield from _misfits("buffers", server.buffers, buffers)
     moves = settings.protocol == "fedsgd" and settings.momentum > 0
     yield from _misfits("momentum", server.velocity, params if moves else {})
-    if server.local and task.buffers != "local":
+    if own and task.buffers != "local":
         yield "it holds clients' own buffers, and the task has none"
-    for client, row in server.local.items():
+    for client, row in own.items():
         yield from _wrong_client(client, len(task.clients))
         yield from _misfits(f"client {client}'s buffers", row, buffers)
 
@@ -98,24 +90,24 @@ def _wrong_states(states: ClientStates, chain: Chain, clients: int) -> Iterator[
     """Memories that no client or no defense of the chain can have."""
     for client, kept in states.lasting(chain).items():
         yield from _wrong_client(client, clients)
-        for state in kept:
-            for name, tensor in state.items():
+        for remembered in kept:
+            for name, tensor in remembered.items():
                 yield from _not_finite(f"{name!r:.60} that client {client} remembers", tensor)
 
 
-def _wrong_history(progress: Progress, task: Task, settings: FederationSettings, seed: int) -> Iterator[str]:
-    history, clients = progress.history, len(task.clients)
+def _wrong_history(state: RunState, plan: Plan) -> Iterator[str]:
+    history, clients, settings = state.history, len(plan.task.clients), plan.settings
     if not 1 <= len(history) <= settings.rounds:
         yield f"it tells of {len(history)} rounds, not 1 to {settings.rounds}"
         return
-    yield from _wrong_utility("the untrained model", progress.untrained, progress.untrained.metric)
+    yield from _wrong_utility("the untrained model", state.untrained, state.untrained.metric)
     for number, record in enumerate(history, 1):
         if record.round != number:
             yield f"round {number} is called {record.round}"
-        elif record.clients != sampled_clients(seed, clients, settings.sampling_rate, number):
+        elif record.clients != sampled_clients(plan.seed, clients, settings.sampling_rate, number):
             yield f"the clients of round {number} are others"
         yield from _wrong_numbers(number, record)
-        yield from _wrong_utility(f"round {number}", record.utility, progress.untrained.metric)
+        yield from _wrong_utility(f"round {number}", record.utility, state.untrained.metric)
 
 
 def _wrong_numbers(number: int, record: RoundRecord) -> Iterator[str]:
@@ -135,20 +127,20 @@ def _wrong_utility(where: str, utility: Utility, metric: str) -> Iterator[str]:
             yield f"a utility of {where} is {value!s:.60}, no fraction"
 
 
-def _wrong_best(progress: Progress, task: Task, settings: FederationSettings) -> Iterator[str]:
+def _wrong_best(state: RunState, plan: Plan) -> Iterator[str]:
     """The best round and whether to stop follow from the history."""
-    best, stopped = 0, False
+    best, stopped, settings = 0, False, plan.settings
     if settings.patience is not None:
-        values = [record.utility.validation or 0.0 for record in progress.history]
+        values = [record.utility.validation or 0.0 for record in state.history]
         best = values.index(max(values)) + 1
         stopped = len(values) - best >= settings.patience
-    if progress.best_round != best:
-        yield f"its best round is {progress.best_round}, and by its history {best or 'none'}"
-    if progress.stopped != stopped:
-        yield f"it has {'' if progress.stopped else 'not '}stopped early, against its history"
-    if (progress.best is not None) != (best > 0):
+    if state.best_round != best:
+        yield f"its best round is {state.best_round}, and by its history {best or 'none'}"
+    if state.stopped != stopped:
+        yield f"it has {'' if state.stopped else 'not '}stopped early, against its history"
+    if (state.best is not None) != (best > 0):
         yield "its best model is missing" if best else "it holds a best model, and none was looked for"
-    if progress.best is not None:
-        params, buffers = _own(task)
-        yield from _misfits("best weights", progress.best[0], params)
-        yield from _misfits("best buffers", progress.best[1], buffers, types=False)  # means of integers are none
+    if state.best is not None:
+        params, buffers = _own(plan.task)
+        yield from _misfits("best weights", state.best[0], params)
+        yield from _misfits("best buffers", state.best[1], buffers, types=False)  # means of integers are none

@@ -3,158 +3,78 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from fedveil.clients.batch import ClientBatch, StepResult
-from fedveil.clients.engine import Engine, Tensors
+from fedveil.clients.engine import Backend, Engine, Tensors
 from fedveil.defenses.chain import Chain, ClientStates, States
 from fedveil.errors import FedveilError
 from fedveil.federation.capture import Captured
 from fedveil.federation.observers import Observer
-from fedveil.federation.settings import FederationSettings
+from fedveil.federation.plan import Moment, Plan
 from fedveil.intake import Intake
 from fedveil.streams import Streams
 from fedveil.tasks.examples import Examples
 from fedveil.tasks.inputs import Inputs, leaves, map_inputs
-from fedveil.tasks.own_files import Reference, is_reference
-from fedveil.tasks.task import Buffers, Task
+from fedveil.tasks.task import Buffers
 from fedveil.tree import Tree, size_in_bytes
 from fedveil.workers import Lodged, Workers
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
-    """What stays the same over a run."""
+class Group:
+    """Clients that step together: with equal batch sizes and layouts of memory."""
 
-    task: Task
-    chain: Chain
-    settings: FederationSettings
-    seed: int
+    clients: list[int]
+    params: Tree
+    buffers: Tree
+    data: tuple[Inputs, Tensor]
+    planned: Sequence[int] | None = None  # each client's batch size before a defense drew its own
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A plan with what it is carried out with: see `prepare`, which checks that it works."""
+
+    plan: Plan
     engine: Engine
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    backend: Backend = "auto"  # as it was asked for
     observers: tuple[Observer, ...] = ()
-    fixed_sizes: bool = False  # a probe: batches keep the size that was asked for
     workers: Workers | None = None  # processes that train FedAvg's chunks of clients; none: they are trained here
     lodged_task: Lodged | None = None  # where these find the task
 
-    def check(self) -> None:
-        """Refuse what cannot work, before any long work starts."""
-        self.chain.check_message(self.settings.message)
-        self.chain.check_parameters({n: p for n, p in self.task.model.named_parameters() if p.requires_grad})
-        if self.settings.patience is not None and (
-            self.task.validation is None or (self.task.classes is None and self.task.labels is None)
-        ):
-            missing = "validation data" if self.task.validation is None else "a task with classes or labels"
-            raise FedveilError(f"early stopping (patience) needs {missing}")
-        if self.task.buffers == "recalibrated" and self.task.validation is None:
-            raise FedveilError("recalibrated buffers need validation data: choose another split, or buffers='shared'")
-        if self.needs_validation and not self._own_validation_size:
-            raise FedveilError(
-                f"{self.chain} needs validation data of each client's own: {len(self.task.clients)} clients need at "
-                "least as many validation examples; choose another split"
-            )
+    def under(self, chain: Chain) -> Prepared:
+        """The same with other defenses, which nothing has checked."""
+        return replace(self, plan=self.plan.under(chain))
 
-    def chain_at(self, number: int) -> Chain:
-        """The defenses of a round: none in the warm-up."""
-        return Chain() if number <= self.settings.warmup_rounds else self.chain
-
-    def weights(self, clients: Sequence[int]) -> Tensor:
-        """What each client counts for in the mean."""
-        if self.settings.weighting == "uniform":
-            return torch.ones(len(clients), dtype=torch.float64)
-        return torch.tensor([len(self.task.clients[client]) for client in clients], dtype=torch.float64)
-
-    def facts(self, chain: Chain) -> dict[str, Any]:
-        """The public settings that go into a capture. Never a seed: it would give noise and order away."""
-        normalization = self.task.normalization
-        loss = self.task.loss
-        return {
-            "model": self._public_model,
-            "loss": getattr(loss, "__name__", type(loss).__name__),
-            "shape": list(self.task.shape),
-            "classes": self.task.classes,
-            "mean": list(normalization.mean) if normalization else None,
-            "std": list(normalization.std) if normalization else None,
-            "defense": str(chain),
-            "local_epochs": self.settings.local_epochs,
-            "weight_decay": self.settings.weight_decay,
-            "buffers": self.task.buffers,
-        }
-
-    @property
-    def _public_model(self) -> str:
-        """The model by name; where it came out of a Python file, without the folder on this machine."""
-        name = str(self.task.description.get("model", self.task.model_name))
-        return Reference.read(name).short if is_reference(name) else name
-
-    @property
-    def needs_validation(self) -> bool:
-        """Whether a defense looks at validation data of the client's own."""
-        return any("validation" in defense.needs for defense in self.chain.defenses)
-
-    @property
-    def _own_validation_size(self) -> int:
-        part = self.task.validation
-        if part is None:
-            return 0
-        asked = [defense.validation_examples for defense in self.chain.defenses if "validation" in defense.needs]
-        return min(len(part) // len(self.task.clients), max(asked, default=0))
-
-    def read(self, examples: Examples, places: Sequence[Tensor]) -> tuple[Inputs, Tensor]:
+    def read(self, examples: Examples, indices: Sequence[Tensor]) -> tuple[Inputs, Tensor]:
         """Equally many examples of each client, stacked."""
-        inputs, targets = examples.batch(torch.cat(list(places)))
-        count, size = len(places), len(places[0])
+        inputs, targets = examples.batch(torch.cat(list(indices)))
+        count, size = len(indices), len(indices[0])
 
         def stack(tensor: Tensor) -> Tensor:
             return tensor.reshape(count, size, *tensor.shape[1:]).to(self.device)
 
         return map_inputs(stack, inputs), stack(targets)
 
-    def batch(
-        self,
-        clients: Sequence[int],
-        params: Tree,
-        buffers: Tree,
-        data: tuple[Inputs, Tensor],
-        path: tuple[int | str, ...],
-        chain: Chain,
-        planned: Sequence[int] | None = None,
-    ) -> ClientBatch:
-        """The clients' step as their defenses see it."""
-        streams = Streams.seeded(self.seed, clients, *path)
-        batch = ClientBatch(self.engine, params, buffers, *data, streams)
-        if planned is not None:
-            batch.planned = torch.tensor(planned, device=self.device)
-        if self.needs_validation and chain.defenses and self.task.validation is not None:
+    def batch(self, group: Group, moment: Moment) -> ClientBatch:
+        """A step of these clients as their defenses see it."""
+        plan, engine = self.plan, self.engine
+        streams = Streams.seeded(plan.seed, group.clients, *moment.path)
+        batch = ClientBatch(engine, group.params, group.buffers, *group.data, streams)
+        if group.planned is not None:
+            batch.planned = torch.tensor(group.planned, device=self.device)
+        if plan.needs_validation and plan.chain_at(moment.round).defenses and plan.task.validation is not None:
             # The task's validation examples are dealt out in turn: training sees the same data as without the defense.
-            total = len(self.task.clients)
-            own = [torch.arange(client % total, total * self._own_validation_size, total) for client in clients]
-            held_out = self.read(self.task.validation, own)
-            batch.validation = ClientBatch(self.engine, params, buffers, *held_out, streams.fold("validation"))
+            total = len(plan.task.clients)
+            own = [torch.arange(client % total, total * plan.validation_size, total) for client in group.clients]
+            held_out = self.read(plan.task.validation, own)
+            batch.validation = ClientBatch(engine, group.params, group.buffers, *held_out, streams.fold("validation"))
         return batch
-
-    def compose(self, chain: Chain, client: int, default: Tensor, path: tuple[int | str, ...]) -> Tensor:
-        """The places of a client's batch: the next ones of its order, or what a sampling defense chooses."""
-        if not (chain.composes or (chain.random_sizes and not self.fixed_sizes)):
-            return default
-        own = self.task.clients[client]
-        streams = Streams.seeded(self.seed, [client], *path)
-        size = self.planned(chain, default)
-        chosen = chain.sample(self.task.train.labels[own], size, streams, fixed_size=self.fixed_sizes)
-        return default if chosen is None else own[chosen.flatten()]
-
-    def planned(self, chain: Chain, default: Tensor) -> int:
-        """The size that a batch has by plan.
-
-        Where a defense draws random sizes it is the same in every step, also in the last of an epoch, which else would
-        hold what is left: the chance of an example is then the one that the ledger counts with, and the number that
-        sums are divided by does not tell how many examples a client has.
-        """
-        return self.settings.batch_size if chain.random_sizes and not self.fixed_sizes else len(default)
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,9 +94,10 @@ class Step:
 
 
 @dataclass
-class Outcome:
+class RoundTally:
     """What a round yielded besides the new model."""
 
+    number: int
     clients: list[int]
     bytes_up: int = 0  # all clients together
     bytes_down: int = 0
@@ -185,6 +106,8 @@ class Outcome:
     captured: list[Captured] = field(default_factory=list)
     taken: int = 0  # messages that the server took
     refused: dict[int, str] = field(default_factory=dict)  # clients of whom one was not taken, and the first reason
+    # Weights before the upload was protected, and buffers, of clients whose models are to be judged.
+    trained: dict[int, tuple[Tensors, Tensors]] = field(default_factory=dict)
 
     def note_refused(self, refused: Mapping[int, str]) -> None:
         """Add clients with the reasons why something of theirs was not taken."""
@@ -203,45 +126,40 @@ class Outcome:
         self.loss += float(losses.sum() if len(taken) == len(losses) else losses[taken].sum()) * size
         self.examples += size * len(taken)
 
+    def require_taken(self) -> None:
+        """A round without any update that could be taken ends the run."""
+        if not self.taken and self.refused:
+            raise FedveilError(
+                f"no update could be taken in round {self.number}: {self.refused[min(self.refused)]}; "
+                "lower the learning rate, or check the data, the loss and the defense"
+            )
 
-def group_step(
-    plan: Plan,
-    chain: Chain,
-    states: ClientStates,
-    clients: list[int],
-    params: Tree,
-    buffers: Tree,
-    data: tuple[Inputs, Tensor],
-    number: int,
-    step: int,
-    planned: Sequence[int] | None = None,
-) -> Step:
-    """One step of clients with equal batch sizes and layouts of memory.
 
-    Under FedSGD the gradient is itself the upload, so defenses of the upload act on it too. `planned`: each client's
-    batch size before a defense drew its own. A client whose update or buffers are refused remembers nothing of the
-    step.
+def group_step(prepared: Prepared, states: ClientStates, group: Group, moment: Moment) -> Step:
+    """One step of a group of clients.
+
+    Under FedSGD the gradient is itself the upload, so defenses of the upload act on it too. A client whose update or
+    buffers are refused remembers nothing of the step.
     """
-    batch = plan.batch(clients, params, buffers, data, ("round", number, "step", step), chain, planned)
-    memory = states.gather(clients, chain)
+    chain = prepared.plan.chain_at(moment.round)
+    batch = prepared.batch(group, moment)
+    memory = states.gather(group.clients, chain)
     try:
-        shared = chain.step(batch, memory)
+        result = chain.step(batch, memory)
     except ValueError as error:
         if "more than 1 value per channel" not in str(error):
             raise
-        size = len(data[1][0])
+        size = len(group.data[1][0])
         raise FedveilError(
-            f"batch norm cannot train on the batch of {size} that client {clients[0]} has in round {number}, step "
-            f"{step}: choose a batch_size that leaves no such remainder, or a model without batch norm"
+            f"batch norm cannot train on the batch of {size} that client {group.clients[0]} has {moment}: choose a "
+            "batch_size that leaves no such remainder, or a model without batch norm"
         ) from None
-    if plan.settings.protocol == "fedsgd":
-        update = chain.upload(shared.update, batch, memory)
-        shared = StepResult(update, shared.buffers, shared.loss, shared.seen)
-    where = f"in round {number}, step {step}"
-    broken = refusals(clients, shared.buffers, buffers, f"in its buffers {where}")
-    refused = broken | refusals(clients, shared.update, params, where)
-    keep_memory(states, clients, memory, refused)
-    return Step(clients, shared, *data, refused)
+    if prepared.plan.settings.protocol == "fedsgd":
+        result = replace(result, update=chain.upload(result.update, batch, memory))
+    broken = refusals(group.clients, result.buffers, group.buffers, f"in its buffers {moment}")
+    refused = broken | refusals(group.clients, result.update, group.params, str(moment))
+    keep_memory(states, group.clients, memory, refused)
+    return Step(group.clients, result, *group.data, refused)
 
 
 def refusals(clients: Sequence[int], messages: Tree, like: Tree, where: str) -> dict[int, str]:
@@ -260,22 +178,13 @@ def keep_memory(states: ClientStates, clients: Sequence[int], memory: States, re
     states.scatter([clients[row] for row in rows], memory)
 
 
-def require_taken(outcome: Outcome, number: int) -> None:
-    """A round without any update that could be taken ends the run."""
-    if not outcome.taken and outcome.refused:
-        raise FedveilError(
-            f"no update could be taken in round {number}: {outcome.refused[min(outcome.refused)]}; "
-            "lower the learning rate, or check the data, the loss and the defense"
-        )
-
-
 def equal_groups(
-    clients: Sequence[int], places: Mapping[int, Tensor], states: ClientStates
+    clients: Sequence[int], indices: Mapping[int, Tensor], states: ClientStates
 ) -> list[tuple[list[int], list[int]]]:
     """The clients whose batches and memories can be stacked, as (positions in `clients`, clients)."""
     groups: dict[object, tuple[list[int], list[int]]] = {}
     for position, client in enumerate(clients):
-        positions, members = groups.setdefault((len(places[client]), states.layout(client)), ([], []))
+        positions, members = groups.setdefault((len(indices[client]), states.layout(client)), ([], []))
         positions.append(position)
         members.append(client)
     return list(groups.values())

@@ -1,0 +1,106 @@
+"""`prepare`: choose how a plan is carried out, and refuse what cannot work before anything is trained or written."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fedveil.clients.choose import gradient_seconds, make_engine
+from fedveil.clients.engine import Backend, Engine
+from fedveil.errors import FedveilError
+from fedveil.federation.plan import Plan
+from fedveil.federation.rehearsal import dry_step
+from fedveil.federation.schedule import sampled_clients
+from fedveil.federation.settings import Federation
+from fedveil.federation.steps import Prepared
+from fedveil.tasks.inputs import Inputs, map_inputs
+from fedveil.tasks.task import Task
+from fedveil.workers import Workers
+
+
+def prepare(
+    plan: Plan,
+    *,
+    backend: Backend = "auto",
+    device: str | torch.device = "cpu",
+    workers: Workers | None = None,
+    engine: Engine | None = None,
+) -> Prepared:
+    """Check a plan, choose its engine and try one step. `train` and `probe` take the result, as often as needed.
+
+    workers: a pool for FedAvg's clients, which must stay open for as long as the result is used.
+    engine: that of another plan of the same task, protocol and device, such as one with other defenses. Nothing is
+        measured or compiled again then.
+    """
+    plan.check()
+    several = workers is not None and _several(workers, plan, device)
+    if engine is None:
+        count = workers.count if workers is not None and several else 1
+        engine = engine_for(plan.task, plan.settings, backend=backend, device=device, workers=count)
+    prepared = Prepared(plan, engine, torch.device(device), backend)
+    dry_step(prepared)
+    if workers is None or not several:
+        return prepared
+    return replace(prepared, workers=workers, lodged_task=workers.lodge(plan.task))
+
+
+def engine_for(
+    task: Task,
+    settings: Federation,
+    *,
+    backend: Backend = "auto",
+    device: str | torch.device = "cpu",
+    workers: int = 1,
+) -> Engine:
+    """The engine that such a run computes its gradients with."""
+    model = copy.deepcopy(task.model).to(device).train()
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1 if workers > 1 else threads)  # as in a worker, for what is timed to choose a backend
+        return make_engine(
+            model,
+            task.loss,
+            backend=backend,
+            clients=-(-_clients_of_a_round(task, settings) // workers),
+            sample=_sample(task, settings, device),
+            steps=settings.rounds * _steps(task, settings),
+            perturb=task.perturb,
+            one_copy=settings.protocol == "fedsgd",
+        )
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _several(pool: Workers, plan: Plan, device: str | torch.device) -> bool:
+    """Whether this run uses the pool's processes; what they cannot do is refused where they were asked for."""
+    task, settings = plan.task, plan.settings
+    if settings.protocol == "fedsgd":
+        if pool.forced:
+            raise FedveilError(
+                "several worker processes serve FedAvg only: under FedSGD all clients meet the server after every batch"
+            )
+        return False
+    if torch.device(device).type != "cpu":
+        if pool.forced:
+            raise FedveilError(f"worker processes compute on the processor, not on {device}: use workers=1 there")
+        return False
+    gradients = settings.rounds * _steps(task, settings) * _clients_of_a_round(task, settings)
+    return pool.worth(lambda: gradient_seconds(task.model, _sample(task, settings, "cpu"), gradients))
+
+
+def _steps(task: Task, settings: Federation) -> int:
+    """Of a client in a round, at most."""
+    return settings.local_epochs * -(-max(len(indices) for indices in task.clients) // settings.batch_size)
+
+
+def _clients_of_a_round(task: Task, settings: Federation) -> int:
+    return len(sampled_clients(0, len(task.clients), settings.sampling_rate, 1))
+
+
+def _sample(task: Task, settings: Federation, device: str | torch.device) -> tuple[Inputs, Tensor]:
+    """A client's batch."""
+    inputs, targets = task.train.batch(task.clients[0][: settings.batch_size])
+    return map_inputs(lambda tensor: tensor.to(device), inputs), targets.to(device)
