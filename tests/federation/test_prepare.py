@@ -16,12 +16,12 @@ from fedveil.federation import prepare as preparing
 from fedveil.federation.plan import Plan
 from fedveil.federation.prepare import engine_for, prepare
 from fedveil.federation.run import federate, train
-from fedveil.federation.settings import Federation
+from fedveil.federation.settings import FederationSettings
 
 from .small import Feedback, Noted, assert_rows_equal, small_task
 
-FEDSGD = Federation(rounds=2, batch_size=5)
-FEDAVG = Federation(protocol="fedavg", rounds=2, batch_size=5, local_epochs=2, local_utility=1)
+FEDSGD = FederationSettings(rounds=2, batch_size=5)
+FEDAVG = FederationSettings(protocol="fedavg", rounds=2, batch_size=5, local_epochs=2, local_utility=1)
 
 
 def test_an_engine_as_a_run_would_use_it() -> None:
@@ -34,7 +34,7 @@ def test_an_engine_as_a_run_would_use_it() -> None:
 
 @pytest.mark.parametrize("settings", [FEDSGD, FEDAVG], ids=["fedsgd", "fedavg"])
 @pytest.mark.parametrize("backend", ["loop", "stacked"])
-def test_one_engine_serves_a_run_with_the_defense_and_one_without(settings: Federation, backend: Any) -> None:
+def test_one_engine_serves_a_run_with_the_defense_and_one_without(settings: FederationSettings, backend: Any) -> None:
     task = small_task(sizes=(13, 8, 19), buffers="local")
     plain = prepare(Plan(task, Chain(), settings, 3), backend=backend)
     defended = prepare(Plan(task, Chain.of(Feedback()), settings, 3), engine=plain.engine)
@@ -95,7 +95,7 @@ def test_a_resumed_run_computes_as_before_whatever_was_prepared(tmp_path: Path) 
 
 @pytest.mark.parametrize("settings", [FEDSGD, FEDAVG], ids=["fedsgd", "fedavg"])
 @pytest.mark.parametrize("defense", ["gaussian-noise", Feedback(), "dp-sgd"], ids=str)
-def test_what_is_recorded_changes_nothing_else(settings: Federation, defense: Any) -> None:
+def test_what_is_recorded_changes_nothing_else(settings: FederationSettings, defense: Any) -> None:
     task = small_task(norm=False)
     runs = [
         federate(task, defense, replace(settings, **recorded), backend="stacked")

@@ -57,7 +57,7 @@ def described_chain(chain: Chain) -> list[Any]:
 
 
 @cache
-def implementation(kind: type) -> str:
+def implementation(kind: type[Any]) -> str:
     """Which form of a class's code runs: fedveil's own by revision, a package's by version, other code by its text."""
     package = kind.__module__.partition(".")[0]
     if package == "fedveil":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Self
 
 from fedveil.attacks.scene import Public, Workbench
@@ -57,9 +57,9 @@ class Workshop:
         check_experiment(experiment, task, kind)
         plan = Plan(task, Chain(), experiment.federation, experiment.seed)
         pool = workers if experiment.trains and experiment.federation.protocol == "fedavg" else None
-        given = {"backend": experiment.backend, "device": experiment.device, "workers": pool}
-        plain = prepare(plan, **given)
-        defended = prepare(plan.under(experiment.chain), **given, engine=plain.engine) if experiment.defense else plain
+        made = partial(prepare, backend=experiment.backend, device=experiment.device, workers=pool)
+        plain = made(plan)
+        defended = made(plan.under(experiment.chain), engine=plain.engine) if experiment.defense else plain
         equipped, judges = kind.equipped(task, experiment.audit.tools)
         case = Case(
             name=f"{task.name}, {task.model_name}",

@@ -12,7 +12,7 @@ from fedveil.federation.local import Chunk, Trained, train_chunk
 from fedveil.federation.observers import Observer
 from fedveil.federation.plan import Plan
 from fedveil.federation.settings import FederationSettings
-from fedveil.federation.steps import Plan, Prepared
+from fedveil.federation.steps import Prepared
 from fedveil.tasks.task import Task
 from fedveil.workers import Lodged, lodged_value, tick
 

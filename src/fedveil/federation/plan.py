@@ -12,7 +12,7 @@ from torch import Tensor
 from fedveil.defenses.chain import Chain
 from fedveil.errors import FedveilError
 from fedveil.federation.schedule import batches, epoch_orders
-from fedveil.federation.settings import Federation
+from fedveil.federation.settings import FederationSettings
 from fedveil.streams import Streams
 from fedveil.tasks.own_files import Reference, is_reference
 from fedveil.tasks.task import Task
@@ -42,7 +42,7 @@ class Plan:
 
     task: Task
     chain: Chain
-    settings: Federation
+    settings: FederationSettings
     seed: int = 0
     fixed_sizes: bool = False  # a probe: batches keep the size that was asked for
 

@@ -14,7 +14,7 @@ from fedveil.errors import FedveilError
 from fedveil.federation.plan import Plan
 from fedveil.federation.rehearsal import dry_step
 from fedveil.federation.schedule import sampled_clients
-from fedveil.federation.settings import Federation
+from fedveil.federation.settings import FederationSettings
 from fedveil.federation.steps import Prepared
 from fedveil.tasks.inputs import Inputs, map_inputs
 from fedveil.tasks.task import Task
@@ -49,7 +49,7 @@ def prepare(
 
 def engine_for(
     task: Task,
-    settings: Federation,
+    settings: FederationSettings,
     *,
     backend: Backend = "auto",
     device: str | torch.device = "cpu",
@@ -91,16 +91,16 @@ def _several(pool: Workers, plan: Plan, device: str | torch.device) -> bool:
     return pool.worth(lambda: gradient_seconds(task.model, _sample(task, settings, "cpu"), gradients))
 
 
-def _steps(task: Task, settings: Federation) -> int:
+def _steps(task: Task, settings: FederationSettings) -> int:
     """Of a client in a round, at most."""
     return settings.local_epochs * -(-max(len(indices) for indices in task.clients) // settings.batch_size)
 
 
-def _clients_of_a_round(task: Task, settings: Federation) -> int:
+def _clients_of_a_round(task: Task, settings: FederationSettings) -> int:
     return len(sampled_clients(0, len(task.clients), settings.sampling_rate, 1))
 
 
-def _sample(task: Task, settings: Federation, device: str | torch.device) -> tuple[Inputs, Tensor]:
+def _sample(task: Task, settings: FederationSettings, device: str | torch.device) -> tuple[Inputs, Tensor]:
     """A client's batch."""
     inputs, targets = task.train.batch(task.clients[0][: settings.batch_size])
     return map_inputs(lambda tensor: tensor.to(device), inputs), targets.to(device)
