@@ -44,8 +44,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedveil.clients.engine import Tensors
-from fedveil.defenses.base import Kind, MessageKind, step_weight
-from fedveil.defenses.updates import Updates, as_gradient
+from fedveil.defenses.base import MessageKind, step_weight
+from fedveil.defenses.updates import Updates
 from fedveil.errors import FedveilError
 from fedveil.federation.facts import PublicFacts
 from fedveil.federation.tensorfile import Header, grouped, prefixed, read_tensors, write_tensors
@@ -234,7 +234,6 @@ class Captured:
         return made
 
 
-<<<<<<< HEAD
 def capture(
     model: nn.Module | Mapping[str, Tensor],
     update: Mapping[str, Tensor],
@@ -290,7 +289,8 @@ def capture(
 def _copied(row: Mapping[str, Tensor]) -> Tensors:
     """Tensors that nothing moves any more; what is no tensor is left for the capture to refuse."""
     return {name: t.detach().clone() if isinstance(t, Tensor) else t for name, t in row.items()}
-=======
+
+
 def stack(captures: Sequence[Capture], buffers: Mapping[str, Tensor] | None = None) -> Updates:
     """Captures as one stack of updates. `buffers`: the model's own, for those that a capture does not tell."""
     if not captures:
@@ -335,7 +335,6 @@ def _stacked(rows: Sequence[Tensors]) -> Tree:
     first = rows[0]
     same = all(row is first or all(torch.equal(row[name], first[name]) for name in first) for row in rows)
     return Tree.expand(first, len(rows)) if same else Tree.stack(rows)
->>>>>>> federation
 
 
 def pseudo_gradient(capture: Capture) -> Tensors:
