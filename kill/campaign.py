@@ -133,9 +133,7 @@ class Attempt:
         self.seconds = 0.0
         path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         own = {"OMP_NUM_THREADS": "1", "TMPDIR": str(self._temporary), "PYTHONPATH": path}
-        own["TORCHINDUCTOR_CACHE_DIR"] = str(
-            place.parent / "torch"
-        )  # torch always makes this folder
+        own["TORCHINDUCTOR_CACHE_DIR"] = str(place.parent / "torch")  # torch always makes this folder
         program = (sys.executable, "-m", "kill.program", str(int(number)), str(change), "out")
         self._process = subprocess.Popen(
             [*program, *scenario.arguments, "--out", "out", "--resume"],
