@@ -37,7 +37,7 @@ SAMPLE = torch.rand(2, 1, 2, 2), torch.tensor([0, 1])
 
 
 def _calibrations() -> SearchStrategy[Files]:
-    known = json.loads(written(_read_calibration, "calibration.json"))  # which is made where there is none
+    known = json.loads(written(_read_calibration, "calibration.json"))  # written if there is none
     return named("calibration.json", json_files({**known, "other": {"loop": 1.0, "stacked": 1.0}}))
 
 
@@ -132,7 +132,7 @@ OPTIONS = (
 
 
 def _attack_options() -> SearchStrategy[Files]:
-    with tempfile.TemporaryDirectory() as folder:  # what is imported and made at the first call is no fault of a file
+    with tempfile.TemporaryDirectory() as folder:  # imports of the first call must not count against a file
         (Path(folder) / "attack.toml").write_text("\n".join(OPTIONS))
         _read_attack_options(Path(folder))
     odd = odd_lines(OPTIONS, TOML_VALUES, " = ").map(lambda each: each.encode("utf-8", "surrogatepass"))
@@ -140,7 +140,7 @@ def _attack_options() -> SearchStrategy[Files]:
 
 
 def _read_attack_options(folder: Path) -> object:
-    """The capture that it names is not there: a sound file of options comes as far as to say so."""
+    """The capture does not exist: a sound file of options gets as far as that error."""
     arguments = ["attack", str(folder / "none.safetensors"), "--config", str(folder / "attack.toml")]
     said = io.StringIO()
     with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
@@ -247,7 +247,7 @@ def _results() -> SearchStrategy[Files]:
 
 
 def _read_result(folder: Path) -> object:
-    """As `fedveil report` does."""
+    """Read as `fedveil report` does."""
     outcome = Outcome(*load_result(folder))
     assert str(outcome.leakage)
     return outcome.report(folder / "report.html")
