@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from fedveil.auditing.outcome import Outcome
+from fedveil.auditing.audit_result import AuditResult
 from fedveil.auditing.result import load_result
 
 # Keys that hold times. `sha256` in a header seals times too; the contents that it seals are compared themselves.
@@ -42,7 +42,7 @@ def _content(path: Path) -> object:
         # It shows times: it must be what the result beside it makes.
         again = path.with_name("again.html")
         try:
-            Outcome(*load_result(path.parent)).report(again)
+            AuditResult(*load_result(path.parent)).report(again)
             return "as its result" if again.read_bytes() == path.read_bytes() else path
         finally:
             again.unlink(missing_ok=True)
