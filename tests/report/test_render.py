@@ -420,8 +420,9 @@ def test_images_that_do_not_fit_are_refused() -> None:
         render(result, images)
     with pytest.raises(FedveilError, match="is needed"):
         render(result, Images(np.zeros((8, 8), dtype=np.float32), images.labels))
-    with pytest.raises(FedveilError, match="one for each is needed"):
-        render(result, Images(images.originals, np.zeros((1, 2), dtype=np.int64)))
+    for labels in (np.zeros((1, 2), dtype=np.int64), np.full(1, np.nan)):
+        with pytest.raises(FedveilError, match="one whole number for each is needed"):
+            render(result, Images(images.originals, labels))  # type: ignore[arg-type]
 
 
 def test_write_report(tmp_path: Path) -> None:

@@ -52,9 +52,7 @@ class Row(Document):
     values: dict[str, list[float]]  # metric -> one value per example, or per update where they are linked
     round: int | None = None  # the attacked round; None: all attacked rounds together
     strongest: bool = False  # the attacker of the defended updates that gets most, of those who ask this question
-    bound: Probability | None = (
-        None  # link: how often any attacker may pick the right one, by the formal guarantee
-    )
+    bound: Probability | None = None  # link: how often any attacker may pick the right one, by the formal guarantee
     exact: bool | None = None  # link: whether updates were compared by the exact likelihood under the defense
 
 
