@@ -20,7 +20,7 @@ from hypothesis.strategies import SearchStrategy
 from torch import nn
 from torch.nn import functional
 
-from fedveil.auditing.outcome import Outcome
+from fedveil.auditing.audit_result import AuditResult
 from fedveil.auditing.result import Images, Result, load_result, save_result
 from fedveil.cli.config import Config
 from fedveil.cli.main import run as run_command
@@ -156,12 +156,12 @@ def _result() -> tuple[bytes, bytes]:
     estimate = {"mean": 0.5, "low": 0.25, "high": 0.75, "count": 2}
     roles = ("ceiling", "naive", "adaptive", "noise-floor", "mean-floor", "bound")
     metrics = dict.fromkeys(("identified", "psnr", "ssim", "mse"), estimate)
-    trace = {"attack": "dlg", "role": "naive", "steps": [0, 5], "median": [1, 0.1], "low": [1, 0.1], "high": [1, 0.2]}
+    curve = {"attack": "dlg", "role": "naive", "steps": [0, 5], "median": [1, 0.1], "low": [1, 0.1], "high": [1, 0.2]}
     plain: dict[str, Any] = {
         "data": "digits",
         "model": "lenet",
         "protocol": "FedSGD",
-        "identified_among": 4,
+        "candidates": 4,
         "judges": ["a net"],
         "defense": {
             "name": "clip",
@@ -175,7 +175,27 @@ def _result() -> tuple[bytes, bytes]:
             "paper": "x",
             "facts": {"a": "b"},
         },
-        "verdict": {"status": "exposed", "sentences": ["a", "b", "c"], "why": "x"},
+        "verdict": {
+            "status": "exposed",
+            "question": "link",
+            "sentences": ["a", "b", "c"],
+            "why": "x",
+            "answers": [
+                {"question": "reconstruct", "asked": "x", "status": "not judged", "why": "x"},
+                {
+                    "question": "link",
+                    "asked": "x",
+                    "status": "exposed",
+                    "why": "x",
+                    "role": "naive",
+                    "attack": "link",
+                    "measure": "linked",
+                    "floor": "noise-floor",
+                    "found": estimate,
+                    "bound": 0.5,
+                },
+            ],
+        },
         "rows": [
             {
                 "attack": "dlg",
@@ -185,6 +205,18 @@ def _result() -> tuple[bytes, bytes]:
                 "strongest": role == "naive",
             }
             for role in roles
+        ]
+        + [
+            {
+                "attack": "link",
+                "role": role,
+                "question": "link",
+                "metrics": {"linked": estimate},
+                "values": {"linked": [1, 0]},
+                "bound": 0.5,
+                "exact": False,
+            }
+            for role in ("naive", "noise-floor")
         ],
         "cost": {
             "rounds": 1,
@@ -205,8 +237,8 @@ def _result() -> tuple[bytes, bytes]:
                 "steps": 5,
                 "victims": 2,
                 "batch_size": 1,
-                "traces": [trace],
-                "ssim_at": {"naive": {"all": estimate}},
+                "curves": [curve],
+                "on_the_way": {"naive": {"ssim": {"all": estimate}}},
             }
         ],
         "assumptions": [{"switch": "labels", "setting": "known", "words": "x"}],
@@ -247,8 +279,8 @@ def _results() -> SearchStrategy[Files]:
 
 
 def _read_result(folder: Path) -> object:
-    """Read as `fedveil report` does."""
-    outcome = Outcome(*load_result(folder))
+    """As `fedveil report` does."""
+    outcome = AuditResult(*load_result(folder))
     assert str(outcome.leakage)
     return outcome.report(folder / "report.html")
 
