@@ -130,7 +130,7 @@ class Chain:
         defenses the message would go out less protected than the chain promises.
         """
         self.check_message(kind)
-        places = ("gradient", "upload") if kind == "gradient" else ("upload",)
+        places: tuple[Place, ...] = ("gradient", "upload") if kind == "gradient" else ("upload",)
         early = [defense for defense in self.defenses if defense.acts_at not in places or owns_step(defense)]
         if early:
             raise FedveilError(
