@@ -36,6 +36,8 @@ from fedveil.defenses.soteria import Soteria as Soteria
 from fedveil.defenses.spm import SPM as SPM
 from fedveil.errors import FedveilError as FedveilError
 from fedveil.federation.capture import Capture as Capture
+from fedveil.federation.capture import Truth as Truth
+from fedveil.federation.capture import capture as capture
 from fedveil.federation.observers import Observer as Observer
 from fedveil.federation.observers import Watch as Watch
 from fedveil.federation.run import federate as federate
