@@ -24,8 +24,9 @@ from torch import Tensor, nn
 from fedveil.attacks.inverting_gradients import InvertingGradients
 from fedveil.attacks.problem import Reconstruction
 from fedveil.auditing.captures import CaptureSetting, attack_captures, check_captures, examples_of, steps_alike
+from fedveil.auditing.kept import Found, kept
 from fedveil.clients.batch import ClientBatch
-from fedveil.defenses.base import Defense
+from fedveil.defenses.base import Call, Defense
 from fedveil.defenses.chain import Chain
 from fedveil.federation.capture import Capture, Truth
 from fedveil.federation.observers import Observer
@@ -163,11 +164,11 @@ class Remembering(Defense):
     name: ClassVar[str] = "remembering"
     state_scope: ClassVar[Literal["round", "run"]] = "run"
 
-    def protect(self, update: Tree, batch: ClientBatch) -> Tree:
+    def protect(self, update: Tree, call: Call) -> Tree:
         """Half of the update and of the rest so far."""
-        rest = {name: batch.state.get(name, torch.zeros_like(tensor)) for name, tensor in update.items()}
+        rest = {name: call.state.get(name, torch.zeros_like(tensor)) for name, tensor in update.items()}
         for name, tensor in update.items():
-            batch.state[name] = 0.5 * (tensor + rest[name])
+            call.state[name] = 0.5 * (tensor + rest[name])
         return Tree({name: 0.5 * (tensor + rest[name]) for name, tensor in update.items()})
 
 
