@@ -44,9 +44,10 @@ def distance(found, inputs):
 
 @given(st.integers(0, 2**20), st.integers(1, 7), st.floats(0.3, 0.6))
 def test_inputs_behind_sparse_effects_come_back_exactly(seed, batch, active):
-    inputs, effects, rows = made(seed, batch, active=active)
+    inputs, _effects, rows = made(seed, batch, active=active)
     span, found = recovered(rows, batch)
-    assert span.rank == batch and found.complete
+    assert span.rank == batch
+    assert found.complete
     assert distance(found.inputs, inputs).max() < 1e-8
     torch.testing.assert_close(rows_of(found.inputs, found.effects), rows, rtol=0, atol=1e-8)
 
@@ -119,7 +120,8 @@ def test_rows_of_one_active_example_show_it():
     inputs, effects, rows = made(11, 3)
     lone = ((effects != 0).sum(0) == 1).nonzero().flatten()
     shown = lone_rows(rows, BOX)
-    assert len(lone) and torch.isfinite(shown).all()
+    assert len(lone)
+    assert torch.isfinite(shown).all()
     for row in lone.tolist():
         example = inputs[int((effects[:, row] != 0).nonzero())]
         assert (shown - example).abs().amax(1).min() < 1e-12  # cdist itself is not that exact
@@ -138,7 +140,7 @@ def test_outside_is_measured_in_parts_of_the_range():
 @pytest.mark.parametrize("seed", range(3))
 def test_rows_are_completed_from_trusted_entries_despite_decoys(seed, batch):
     """A third is missing, and of what is trusted every tenth entry is wrong."""
-    inputs, effects, rows = made(seed, batch, active=0.7)
+    _inputs, effects, rows = made(seed, batch, active=0.7)
     generator = torch.Generator().manual_seed(seed + 1)
     trust = (torch.rand(rows.shape, generator=generator) > 0.33).double()
     wrong = torch.rand(rows.shape, generator=generator) < 0.1
@@ -159,7 +161,8 @@ def test_noise_that_is_left_is_told():
 def test_nothing_trusted_gives_nothing():
     _, _, rows = made(15, 2)
     found, noise = trusted_rows(rows, torch.zeros_like(rows), 2, 1e-7)
-    assert not found.any() and noise == 1e-7
+    assert not found.any()
+    assert noise == 1e-7
 
 
 def test_noise_in_the_bias_shrinks_an_input_and_does_not_blow_it_up():
