@@ -46,9 +46,7 @@ def gather(shop: Workshop, found: Trained | None) -> Evidence:
     """Observe every attacked round, attack it and score what was found."""
     observed = [observe(shop, number, found) for number in shop.experiment.audit.rounds]
     held_out = _held_out(shop)
-    rounds = [
-        (each, truth_of(shop.case, each.originals, held_out, one_example=shop.one_example)) for each in observed
-    ]
+    rounds = [(each, truth_of(shop.case, each.originals, held_out, one_example=shop.one_example)) for each in observed]
     truths = _joined([true.truths for _, true in rounds])
     scores: list[RoleScore] = []
     runs: list[AttackRun] = []

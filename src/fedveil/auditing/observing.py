@@ -89,9 +89,7 @@ def observe(shop: Workshop, number: int, found: Trained | None) -> Observed:
     def make(folder: Path | None) -> Observed:
         made = probe(prepared, params, buffers, number, victims)
         truth = made.truth
-        return Observed(
-            number, made.defended, made.undefended, single(truth.inputs), truth.targets, single(truth.seen)
-        )
+        return Observed(number, made.defended, made.undefended, single(truth.inputs), truth.targets, single(truth.seen))
 
     about = f"{shop.case.name}, round {number}, {settings.victims} updates under {shop.chain}"
     return shop.store.keep("observe", Wanted(key, about), _Form(), make)

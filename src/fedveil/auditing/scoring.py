@@ -117,6 +117,23 @@ def score_finding(attack: str, role: Role, finding: Finding, truths: Truths, mod
     )
 
 
+def score_unknown(attack: str, role: Role, finding: Finding, modality: Modality) -> RoleScore:
+    """What can be told of a reconstruction without the truth: what it looks like, and how well it fits the update."""
+    if isinstance(finding, Links):
+        raise ValueError("a link test has candidates, so the truth is known")
+    flat = finding.inputs.flatten(0, 1)
+    return RoleScore(
+        attack,
+        role,
+        "reconstruct",
+        _with_cost({"diverged": ~torch.isfinite(flat).flatten(1).all(1).cpu()}, finding),
+        exhibit=modality.exhibit(flat),
+        costs=finding.costs if finding.steps else None,
+        steps=tuple(finding.steps),
+        seconds=finding.seconds,
+    )
+
+
 def score_given(role: Role, inputs: Tensor, truths: Truths, modality: Modality) -> RoleScore:
     """Score inputs that no attack made: the mean input, or what a perfect inversion of the gradient would see."""
     scores = modality.score(inputs.expand_as(truths.originals), truths)
