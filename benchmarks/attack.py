@@ -10,10 +10,11 @@ from torch.nn import functional
 
 from benchmarks.tables import Table
 from fedveil.attacks.inverting_gradients import InvertingGradients
-from fedveil.attacks.matching import Matcher
+from fedveil.attacks.matcher import Matcher
+from fedveil.attacks.notes import Counter
 from fedveil.attacks.problem import Problem
-from fedveil.attacks.quiet import quiet
-from fedveil.attacks.tracking import Counter
+from fedveil.attacks.scene import Workbench
+from fedveil.attacks.without_dropout import without_dropout
 from fedveil.clients.engine import Backend, Engine
 from fedveil.registry import models
 from fedveil.streams import Streams
@@ -78,9 +79,9 @@ def run(problem: Problem, backend: Backend, steps: int) -> float:
     """Seconds of an attack on a matcher that is kept, so that its second run is warm."""
     key = (id(problem), backend)
     if key not in _MATCHERS:
-        _MATCHERS[key] = Matcher(problem, InvertingGradients(steps=steps).choices(), backend=backend)
+        _MATCHERS[key] = Matcher(problem, InvertingGradients(steps=steps).recipe(), Workbench(backend=backend))
     matcher = _MATCHERS[key]
-    matcher.choices = InvertingGradients(steps=steps).choices()
+    matcher.recipe = InvertingGradients(steps=steps).recipe()
     return matcher.run(problem, 0, Counter(None, 1)).seconds
 
 
@@ -92,7 +93,7 @@ def make_problem(model: nn.Module, shape: tuple[int, ...], victims: int = VICTIM
     engine = Engine(model, functional.cross_entropy, backend="stacked")
     target = engine.gradient(params, Tree({}), inputs, labels, streams).update
     return Problem(
-        model=quiet(model),
+        model=without_dropout(model),
         loss=functional.cross_entropy,
         params=params,
         buffers=Tree({}),

@@ -17,7 +17,6 @@ from operator import itemgetter
 from pathlib import Path
 
 import torch
-from fedveil.attacks.tracking import Counter
 from torch.nn import functional
 
 import fedveil as fv
@@ -25,7 +24,9 @@ from benchmarks.attack import make_problem
 from benchmarks.processes import printed
 from benchmarks.tables import Table
 from fedveil.attacks.inverting_gradients import InvertingGradients
-from fedveil.attacks.matching import Matcher
+from fedveil.attacks.matcher import Matcher
+from fedveil.attacks.notes import Counter
+from fedveil.attacks.scene import Workbench
 from fedveil.clients.engine import Engine
 from fedveil.memory import keep_freed_memory
 from fedveil.registry import models
@@ -125,11 +126,11 @@ def random_task(count: int) -> fv.Task:
 def attack(name: str, channels: str, size: str, count: str, steps: str) -> Measured:
     shape = (int(channels), int(size), int(size))
     problem = make_problem(models.parse(name).build(shape, 10), shape, int(count))
-    matcher = Matcher(problem, InvertingGradients(steps=int(steps)).choices(), backend="stacked")
+    matcher = Matcher(problem, InvertingGradients(steps=int(steps)).recipe(), Workbench(backend="stacked"))
     some = problem.rows(slice(0, matcher.chunk))
-    matcher.choices = InvertingGradients(steps=1).choices()
+    matcher.recipe = InvertingGradients(steps=1).recipe()
     matcher.run(some, 0, Counter(None, 1))
-    matcher.choices = InvertingGradients(steps=int(steps)).choices()
+    matcher.recipe = InvertingGradients(steps=int(steps)).recipe()
     return measured(lambda: matcher.run(problem, 0, Counter(None, 1)))
 
 

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 
 import torch
-from fedveil.attacks.tracking import Counter
 from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
@@ -21,7 +20,9 @@ from benchmarks.gradients import plain_loop
 from benchmarks.tables import Table
 from benchmarks.timing import best_times
 from fedveil.attacks.inverting_gradients import InvertingGradients
-from fedveil.attacks.matching import Matcher
+from fedveil.attacks.matcher import Matcher
+from fedveil.attacks.notes import Counter
+from fedveil.attacks.scene import Workbench
 from fedveil.clients.engine import BACKENDS, Backend, Engine
 from fedveil.defenses.chain import Chain
 from fedveil.federation.client_memory import ClientMemory
@@ -124,11 +125,11 @@ def attacks() -> Workload:
     shape = (3, 32, 32)
     model = models.build("lenet").build(shape, 10)
     problem = make_problem(model, shape)
-    choices = InvertingGradients(steps=5, restarts=1).choices()
+    recipe = InvertingGradients(steps=5, restarts=1).recipe()
     sides: dict[str, Callable[[], object]] = {}
     backends: tuple[Backend, ...] = ("stacked", "compiled")
     for backend in backends:
-        matcher = Matcher(problem, choices, backend=backend)
+        matcher = Matcher(problem, recipe, Workbench(backend=backend))
         sides[backend] = lambda m=matcher: m.run(problem, 0, Counter(None, 1))
     assert problem.labels is not None
     label, target = problem.labels[0], list(problem.target.row(0).values())

@@ -16,12 +16,13 @@ from torch.nn import functional
 
 from benchmarks.attack import plain_attack
 from fedveil.attacks.inverting_gradients import InvertingGradients
-from fedveil.attacks.matching import Matcher
+from fedveil.attacks.matcher import Matcher
+from fedveil.attacks.notes import Counter
 from fedveil.attacks.problem import Problem
-from fedveil.attacks.quiet import quiet
-from fedveil.attacks.tracking import Counter
+from fedveil.attacks.scene import Workbench
+from fedveil.attacks.without_dropout import without_dropout
 from fedveil.clients.engine import Engine
-from fedveil.defenses.base import Defense, Facts
+from fedveil.defenses.base import trusting
 from fedveil.registry import datasets, models
 from fedveil.streams import Streams
 from fedveil.tasks.normalization import Normalization
@@ -67,12 +68,12 @@ def read_victims(path: Path) -> tuple[Problem, Tensor, Normalization]:
     model.load_state_dict(weights)
     target = Tree({name: torch.from_numpy(arrays[f"gradient_{place}"]) for place, name in enumerate(names)})
     problem = Problem(
-        model=quiet(model),
+        model=without_dropout(model),
         loss=functional.cross_entropy,
         params=Tree.expand(weights, len(images)),
         buffers=Tree({}),
         target=target,
-        weight=Defense().knowledge(target, Facts(kind="gradient", batch_size=1)).weight,
+        weight=trusting(target).weight,
         shape=tuple(images.shape[1:]),
         batch_size=1,
         streams=Streams.seeded(0, range(len(images))),
@@ -94,8 +95,8 @@ def compiled(path: Path, victims: Sequence[int], steps: int, total_variation: fl
     attack = InvertingGradients(steps=steps, total_variation=total_variation, restarts=1, alternate=False)
     key = (path, len(victims), total_variation)
     if key not in _matchers:
-        _matchers[key] = Matcher(problem, attack.choices(), backend="compiled")
-    _matchers[key].choices = attack.choices()
+        _matchers[key] = Matcher(problem, attack.recipe(), Workbench(backend="compiled"))
+    _matchers[key].recipe = attack.recipe()
     return _matchers[key].run(problem, 0, Counter(None, 1)).inputs[:, 0].numpy()
 
 

@@ -16,6 +16,7 @@ from unittest.mock import patch
 
 import safetensors.torch
 import torch
+from fedveil.auditing.kept import Found, kept
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 from torch import Tensor, nn
@@ -23,7 +24,6 @@ from torch import Tensor, nn
 from fedveil.attacks.inverting_gradients import InvertingGradients
 from fedveil.attacks.problem import Reconstruction
 from fedveil.auditing.captures import CaptureSetting, attack_captures, check_captures, examples_of, steps_alike
-from fedveil.auditing.kept import Found, kept
 from fedveil.clients.batch import ClientBatch
 from fedveil.defenses.base import Defense
 from fedveil.defenses.chain import Chain

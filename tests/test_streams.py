@@ -318,12 +318,11 @@ def test_permutations_hold_every_number(streams):
 # ---- tensors -----------------------------------------------------------------------------------------
 
 
-@both_modes
 @pytest.mark.parametrize("name", ["normal", "uniform", "laplace"])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_like(streams, name, dtype):
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_like(name, dtype):
     like = torch.empty(4, 2, 3, dtype=dtype)
-    drawn = getattr(streams(), f"{name}_like")(like)
+    drawn = getattr(Streams.seeded(5, range(4)), f"{name}_like")(like)
     assert (drawn.shape, drawn.dtype, drawn.device) == (like.shape, like.dtype, like.device)
     assert drawn.is_contiguous()
     assert not drawn.requires_grad

@@ -45,7 +45,7 @@ def test_what_was_made_is_found_by_every_store_of_the_folder(tmp_path):
 
 def test_without_a_folder_nothing_is_kept():
     store = Store()
-    assert [keep(store, "a", lambda folder: n) for n in (1, 2)] == [1, 2]
+    assert [keep(store, "a", lambda folder, n=n: n) for n in (1, 2)] == [1, 2]
     assert len(store.made) == 2
     assert store.entries() == []
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fedveil.auditing.outcome import LeakageTable
 from torch import nn
 
 import fedveil as fv

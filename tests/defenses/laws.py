@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from fedveil.clients.batch import ClientBatch
 from fedveil.clients.engine import Engine
-from fedveil.defenses.base import PLACES, Call, Facts, states_knowledge
+from fedveil.defenses.base import PLACES, Call, Defense, Facts, states_knowledge
 from fedveil.defenses.chain import Chain
 from fedveil.defenses.guarantee import Exposure
 from fedveil.errors import FedveilError
@@ -51,6 +51,7 @@ SETTINGS = {
     "dp-gaussian": ["dp-gaussian:epsilon=0.1,clip=0.1", "dp-gaussian:epsilon=100,delta=1e-9,at=upload"],
     "dp-laplace": ["dp-laplace:epsilon=0.1", "dp-laplace:epsilon=50,order=l2", "dp-laplace:at=upload"],
     "dp-sgd": ["dp-sgd:noise_multiplier=1e-3,clip=0.01", "dp-sgd:clip=100"],
+    "cdp": ["cdp:noise_multiplier=3,clip=0.1"],
     "spm": ["spm:epsilon=0.001", "spm:epsilon=3.9,debias=true"],
     "pnpm": ["pnpm:epsilon=0.001", "pnpm:epsilon=50"],
     "pm": ["pm:epsilon=0.001", "pm:epsilon=15,bound=0.1", "pm:epsilon=50"],
@@ -81,6 +82,8 @@ SETTINGS |= {
     "ppfa": ["ppfa:direction=random", "ppfa:at=gradient,epsilon=0.1", "ppfa:steps=3,lr=1,diameter=10"],
 }
 EVERY = [(name, spec) for name in NAMES for spec in (name, *SETTINGS.get(name, ()))]
+PROTECTING = [spec for _, spec in EVERY if type(defenses.parse(spec)).protect is not Defense.protect]
+SERVERS = [spec for _, spec in EVERY if defenses.parse(spec).acts_at == "server"]
 EXPOSURE = Exposure(parameters=1000, rounds=10, steps_per_round=1, sampling_rate=1.0)
 
 
@@ -241,6 +244,37 @@ def bad_inputs_are_not_hidden(spec, value):
         found = apply(spec, batch)
         assert found.isfinite().tolist() == [True, False, True, True]
         assert equal(found.rows([0, 2, 3]), apply(spec, make_batch()).rows([0, 2, 3]))
+
+
+def an_update_alone_is_enough(spec):
+    """A deployment may have nothing but the update: the same result, or one line that names who needs more."""
+    defense = defenses.parse(spec)
+    update = make_batch().gradient()
+    alone = Call(make_batch().streams)
+    if "batch" in defense.needs and not equal(defense.protect(update, make_call()), update):
+        with pytest.raises(FedveilError, match=f"{defense.name} looks at the client's batch") as caught:
+            defense.protect(update, alone)
+        assert "\n" not in str(caught.value)
+    elif "batch" not in defense.needs:
+        assert equal(defense.protect(update, alone), defense.protect(update, make_call()))
+
+
+def a_trusted_server_bounds_every_client_and_adds_noise_to_the_sum(spec):
+    """In closed form, whatever the weights: the mean of clipped updates plus N(0, (noise_multiplier·clip/m)²)."""
+    chain = Chain.of(f"clip:norm=100+{spec}")
+    (defense,) = (each for each in chain.defenses if each.acts_at == "server")
+    generator = torch.Generator().manual_seed(3)
+    sizes = torch.tensor([0.01, 1.0, 30.0])  # below the bound, and far above
+    updates = Tree({"w": torch.randn(3, 40_000, generator=generator) / 200 * sizes[:, None]})
+    weights = torch.tensor([1.0, 5.0, 2.0], dtype=torch.float64)
+    given = updates.map(torch.clone)
+    found = chain.aggregate(updates, weights, Streams.seeded(0, range(3), "server")).mean(weights)["w"]
+    assert equal(updates, given)
+    bounded = updates["w"] * (defense.clip / updates["w"].norm(dim=1, keepdim=True)).clamp_max(1)
+    noise = (found - bounded.mean(0)) / (defense.noise_multiplier * defense.clip / 3)
+    # Of 40,000 standard normal numbers: the mean and the standard deviation to 5 of their standard errors.
+    assert abs(float(noise.mean())) < 5 / 200
+    assert abs(float(noise.std()) - 1) < 5 / 283
 
 
 def zero_updates_stay_finite(spec):

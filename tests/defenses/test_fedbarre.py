@@ -4,16 +4,15 @@ import math
 
 import pytest
 import torch
-from scipy.stats import chisquare
 from torch.func import grad, vmap
 from torch.nn import functional as F
 
 import fedveil as fv
 from fedveil.clients.batch import ClientBatch
 from fedveil.clients.engine import Engine
-from fedveil.defenses.base import Facts
+from fedveil.defenses.base import Facts, StepsBefore
 from fedveil.defenses.chain import Chain
-from fedveil.defenses.fedbarre import Ensemble, FedBARRE, radius_for_budget
+from fedveil.defenses.fedbarre import FedBARRE
 from fedveil.defenses.fedem import FedEM
 from fedveil.defenses.gradient_dropout import GradientDropout
 from fedveil.errors import FedveilError
@@ -75,9 +74,8 @@ def test_equals_algorithm_2_in_plain_torch(fields):
             lr=defense.lr,
         )
         assert_rows(shared.update, k, gradient)  # at θ_m*, not at w
-        torch.testing.assert_close(ensemble.validation[k], torch.tensor(losses, dtype=torch.float64))
-        assert ensemble.alpha[k].argmax() == best
-        assert ensemble.alpha[k].sum() == 1
+        torch.testing.assert_close(ensemble.losses[k], torch.tensor(losses, dtype=torch.float64))
+        assert ensemble.losses[k].argmin() == best
         chosen.add(best)
     if fields:
         assert len(chosen) > 1  # the clients do not all choose alike, or this test would show little
@@ -163,6 +161,7 @@ def test_mixed_weights_minimize_the_penalized_risk_on_the_simplex():
 def test_mixed_shares_the_mean_of_all_gradients_by_their_weights():
     batch, defense = images(), FedBARRE(high=1.0, lr=0.5, selection="mixed", entropy=0.05)
     ensemble = defense.train_ensemble(batch.at(0, {}))
+    alpha = torch.softmax(-ensemble.losses / 0.05, dim=1)
     shared = step(defense, batch)
     for k in range(batch.count):
         for name in shared.update:
@@ -171,42 +170,8 @@ def test_mixed_shares_the_mean_of_all_gradients_by_their_weights():
                 + 0.5 * batch.gradient(batch.inputs + m.delta, m.params)[name][k]
                 for m in ensemble.members
             ]
-            expected = sum(a * g for a, g in zip(ensemble.alpha[k], each, strict=True))
+            expected = sum(a * g for a, g in zip(alpha[k], each, strict=True))
             torch.testing.assert_close(shared.update[name][k], expected)
-
-
-# ---- the randomized ensemble ----------------------------------------------------------------------------------
-
-
-def test_models_are_drawn_by_their_weights():
-    alpha = torch.tensor([[0.2, 0.5, 0.3, 0.0], [0.0, 0.0, 1.0, 0.0], [0.25, 0.25, 0.25, 0.25]])
-    ensemble = Ensemble((), alpha, alpha, Tree({}))
-    drawn = ensemble.draw(20_000, Streams.seeded(0, range(3)))
-    for k, weights in enumerate(alpha):
-        counts = torch.bincount(drawn[k], minlength=4)
-        assert not counts[weights == 0].any()
-        used = weights > 0
-        expected = weights[used].double() / weights[used].double().sum() * 20_000
-        if used.sum() > 1:
-            assert chisquare(counts[used].numpy(), expected.numpy()).pvalue > 1e-3
-
-
-def test_predictions_come_from_the_drawn_models():
-    batch = images(norm=True)
-    ensemble = FedBARRE(selection="mixed", lr=2.0, high=2.0, entropy=5.0).train_ensemble(batch)
-    questions = torch.randn(50, 2, 4, 4, dtype=torch.float64)
-    scores = ensemble.scores(batch.engine, questions)
-    assert scores.shape == (3, 3, 50, 3)
-    for k in range(3):
-        model = client_model(batch, k).eval()
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                parameter.copy_(ensemble.members[1].params[name][k])
-            torch.testing.assert_close(scores[k, 1], model(questions))
-    answers = ensemble.predict(batch.engine, questions, Streams.seeded(1, range(3)))
-    drawn = ensemble.draw(50, Streams.seeded(1, range(3)))
-    assert all(answers[k, i] == scores[k, drawn[k, i], i].argmax() for k in range(3) for i in range(50))
-    assert batch.engine.model.training  # a copy was put in evaluation mode
 
 
 # ---- the model around it ----------------------------------------------------------------------------------
@@ -252,7 +217,7 @@ def test_in_guard():
         Guard(model, F.cross_entropy, FedBARRE()).backward(x, y)
 
 
-# ---- what an attacker makes of it, and the budget ------------------------------------------------------------
+# ---- what an attacker makes of it ------------------------------------------------------------
 
 
 def test_the_simulated_perturbation_has_the_size_that_enters_the_gradient():
@@ -269,14 +234,14 @@ def test_the_simulated_perturbation_has_the_size_that_enters_the_gradient():
         assert exact.knowledge(images().gradient(), Facts()).simulate == ()
 
 
-def test_radius_for_budget():
-    assert radius_for_budget(0.9, c=0.0, diameter=10.0) == pytest.approx(4.0)
-    assert radius_for_budget(0.9, c=0.2, diameter=10.0) == pytest.approx(16.0)  # 8Dc, Lemma 1's condition
-    assert radius_for_budget(0.75, c=0.0, diameter=10.0) == pytest.approx(10.0)
-    assert radius_for_budget(0.7, c=0.0, diameter=10.0) > 10.0
-    for bad in ((-0.1, 0.0, 1.0), (1.1, 0.0, 1.0), (0.5, -1.0, 1.0), (0.5, 0.0, 0.0), (math.nan, 0.0, 1.0)):
-        with pytest.raises(FedveilError, match="a budget needs"):
-            radius_for_budget(*bad)
+def test_the_informed_attacker_repeats_the_local_steps():
+    observed = images().gradient()
+    expected = tuple(StepsBefore(steps, 0.3) for steps in (2, 4, 6))
+    defense = FedBARRE(models=3, epochs=2, lr=0.3)
+    assert defense.knowledge(observed, Facts()).before == expected
+    assert FedBARRE(lr=0.0).knowledge(observed, Facts()).before == ()
+    for others in ([], [GradientDropout()], [FedEM()], [FedEM(), GradientDropout(at="upload")]):
+        assert Chain.of([defense, *others]).knowledge(observed, Facts()).before == expected
 
 
 def test_the_ring_must_not_be_empty():
@@ -332,7 +297,7 @@ def test_models_are_validated_in_evaluation_mode(backend):
     engine = Engine(model, F.cross_entropy, backend=backend)
     batch = ClientBatch(engine, params, buffers, inputs, targets, Streams.seeded(0, range(2)))
     batch.validation = ClientBatch(engine, params, buffers, inputs, targets, Streams.seeded(1, range(2)))
-    found = FedBARRE(models=1, lr=0, high=0).train_ensemble(batch).validation[:, 0]
+    found = FedBARRE(models=1, lr=0, high=0).train_ensemble(batch).losses[:, 0]
     quiet = model.eval()
     expected = torch.stack([F.cross_entropy(quiet(x), y) for x, y in zip(inputs, targets, strict=True)])
     torch.testing.assert_close(found, expected.detach())

@@ -48,7 +48,17 @@ def test_keeps_type_and_shapes(spec, dtype):
     laws.keeps_type_and_shapes(spec, dtype)
 
 
-@every
+@pytest.mark.parametrize("spec", laws.PROTECTING)
+def test_an_update_alone_is_enough(spec):
+    laws.an_update_alone_is_enough(spec)
+
+
+@pytest.mark.parametrize("spec", laws.SERVERS)
+def test_a_trusted_server_bounds_every_client_and_adds_noise_to_the_sum(spec):
+    laws.a_trusted_server_bounds_every_client_and_adds_noise_to_the_sum(spec)
+
+
+@pytest.mark.parametrize("spec", laws.PROTECTING)
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_bad_numbers_are_not_hidden(spec, value):
     laws.bad_numbers_are_not_hidden(spec, value)

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from fedveil.errors import FedveilError
-from fedveil.federation.capture import Capture, Captured, Truth, pseudo_gradient, step_weight
+from fedveil.federation.capture import Capture, Captured, Truth, pseudo_gradient, stack, step_weight
 from fedveil.federation.run import federate
 from fedveil.federation.settings import FederationSettings
 from fedveil.federation.steps import own_row
@@ -374,3 +374,53 @@ def test_pseudo_gradient_undoes_local_steps(upload: str, momentum: float) -> Non
     assert several.batch_sizes == (4, 4, 2)
     total = step_weight(several.lr, several.momentum)
     assert total == pytest.approx(0.05 * (3 if not momentum else 1 + 1.9 + 2.71))
+
+
+def test_captures_are_rows_of_updates() -> None:
+    local: dict[str, object] = {"kind": "weights", "facts": {"weight_decay": 0.01, "local_epochs": 2}, "momentum": 0.5}
+    local |= {"steps": 2, "lr": (0.1, 0.1), "batch_sizes": (3, 3)}
+    two = [a_capture(**local) for _ in range(2)]
+    found = stack(two)
+    assert (found.kind, found.count, found.steps, found.examples) == ("weights", 2, 2, 3)
+    assert (found.momentum, found.weight_decay, found.local_epochs) == (0.5, 0.01, 2)
+    assert found.before.repeated  # of equal weights there is one copy
+    for row, capture in enumerate(two):
+        assert_rows_equal(found.message.row(row), capture.shared)
+        assert_rows_equal(found.before.row(row), capture.before)
+        assert_rows_equal(found.buffers.row(row), capture.buffers_before)  # type: ignore[arg-type]
+        assert_rows_equal(found.gradient.row(row), pseudo_gradient(capture))
+    moved = a_capture(before={"w": torch.zeros(2, 3), "b": torch.zeros(2)}, **local)
+    apart = stack([two[0], moved])
+    assert not apart.before.repeated
+    assert_rows_equal(apart.before.row(1), moved.before)
+    assert stack([a_capture(facts={"weight_decay": 0.01})]).weight_decay == 0  # the server's: it is not in a gradient
+
+
+def test_buffers_that_a_capture_does_not_tell_are_the_models() -> None:
+    bare = a_capture(buffers=None, buffers_before=None)
+    assert not len(stack([bare, bare]).buffers)
+    own = {"mean": torch.full((2,), 7.0), "steps": torch.tensor(0)}
+    found = stack([bare, a_capture()], own).buffers
+    assert_rows_equal(found.row(0), own)
+    assert_rows_equal(found.row(1), {"mean": torch.zeros(2), "steps": torch.tensor(2)})
+
+
+@pytest.mark.parametrize(
+    ("changed", "line"),
+    [
+        ({"lr": (0.2,)}, r"lr is \(0.1,\) and \(0.2,\)"),
+        ({"batch_sizes": (4,)}, "batch_sizes is"),
+        ({"facts": {"weight_decay": 0.5}}, "weight_decay is None and 0.5"),
+        ({"kind": "delta"}, "kind is gradient and delta"),
+        ({"before": {"w": torch.ones(2, 3)}, "shared": {"w": torch.ones(2, 3)}}, "of their parameters differ"),
+        ({"buffers": None, "buffers_before": None}, "of their buffers differ"),
+    ],
+)
+def test_captures_that_differ_are_not_stacked(changed: dict[str, object], line: str) -> None:
+    with pytest.raises(FedveilError, match=f"must be alike: .*{line}"):
+        stack([a_capture(), a_capture(**changed)])
+
+
+def test_nothing_is_not_stacked() -> None:
+    with pytest.raises(FedveilError, match="no captured update"):
+        stack([])

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from fedveil.ledger.exposure import exposures
 from torch import Tensor
 
 from fedveil.clients.batch import ClientBatch, StepResult
@@ -19,6 +18,7 @@ from fedveil.defenses.dp_sgd import DPSGD
 from fedveil.errors import FedveilError
 from fedveil.federation import fedavg, fedsgd
 from fedveil.federation.client_memory import ClientMemory
+from fedveil.federation.exposure import exposures
 from fedveil.federation.plan import Plan
 from fedveil.federation.run import Run, federate
 from fedveil.federation.schedule import batches, epoch_orders, sampled_clients

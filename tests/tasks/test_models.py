@@ -34,14 +34,13 @@ def size(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32), (1, 13, 30)])
 @pytest.mark.parametrize("spec", SPECS)
-def test_scores_have_one_column_per_class(spec: str, shape: tuple[int, ...]) -> None:
-    model = models.parse(spec).build(shape, 7)
-    assert model(torch.rand(2, *shape)).shape == (2, 7)
+def test_scores_have_one_column_per_class(spec: str) -> None:
+    for shape in ((3, 32, 32), (1, 13, 30)):
+        assert models.parse(spec).build(shape, 7)(torch.rand(2, *shape)).shape == (2, 7)
 
 
-@pytest.mark.parametrize("spec", ["lenet", "mlp", "cnn", *NARROW_RESNETS])
+@pytest.mark.parametrize("spec", ["lenet", "mlp", "cnn", "resnet18:width=4,norm=batch", "resnet18:width=4,norm=group"])
 def test_digits_are_large_enough(spec: str) -> None:
     assert models.parse(spec).build((1, 8, 8), 10)(torch.rand(3, 1, 8, 8)).shape == (3, 10)
 

@@ -22,8 +22,9 @@ from fedveil.fields import Count, declared
 from fedveil.registry import attacks
 from fedveil.tasks.layout import Layout
 
-REPRODUCED = 0.05  # share of an input's own gradient that may lie outside the span of the update's: rounding, no more
+REPRODUCED = 0.03  # share of an input's own gradient that may lie outside the span of the update's: rounding, no more
 UNSTEADY = 2  # units whose input is so near to zero that rounding may switch them: they are not counted
+ALIKE = 0.25  # two solutions that differ by less, in parts of their norm, are one input
 MOST_ROWS = 128  # rows that are tried as inputs themselves
 
 
@@ -219,14 +220,15 @@ class _Solver:
         """The inputs that the model reproduces, and guesses at others."""
         box = self._box()
         found = recover_inputs(span, box, self.tries, self.generator)
-        fits = misfit(found.inputs) < REPRODUCED
-        sure, rest = _distinct(found.inputs[fits]), found.inputs[~fits]
-        if len(sure) < span.rank > 1:  # some rows may still show an input each
+        misfits = misfit(found.inputs)
+        candidates, rest = found.inputs, found.inputs[misfits >= REPRODUCED]
+        if len(rest) and span.rank > 1:  # some rows may still show an input each
             shown = lone_rows(rows, box)[:MOST_ROWS]
-            sure = _distinct(torch.cat([sure, shown[misfit(shown) < REPRODUCED]]))[: span.rank]
+            candidates, misfits = torch.cat([candidates, shown]), torch.cat([misfits, misfit(shown)])
             valid = [found.complete and outside(example, box) < SLACK for example in rest]
             rest = rest[torch.tensor(valid, dtype=torch.bool, device=rest.device)]
-        return sure, rest
+        best_first = misfits.argsort(stable=True)[: int((misfits < REPRODUCED).sum())]
+        return _distinct(candidates[best_first])[: span.rank], rest
 
     def _repeated(self, rows: Tensor, inputs: Tensor, options: Tensor, basis: Tensor) -> Tensor:
         """Inputs as often as they are in the batch, told by how strong each one's part of the update is."""
@@ -294,7 +296,7 @@ def _distinct(inputs: Tensor) -> Tensor:
     """The first of inputs that are alike."""
     kept: list[Tensor] = []
     for example in inputs:
-        if all(float((example - other).norm()) > 0.1 * float(other.norm()) for other in kept):
+        if all(float((example - other).norm()) > ALIKE * float(other.norm()) for other in kept):
             kept.append(example)
     return torch.stack(kept) if kept else inputs
 

@@ -26,6 +26,7 @@ DEPENDENT = 1e-4  # share of a direction outside the span of others below which 
 SLACK = 0.1  # how far inputs may lie outside the valid range, in parts of it: data defenses shift them
 ROUNDING = 1e-3  # how far they may for rounding alone
 PREFERENCE = 0.7  # how much sets of rows prefer those that few known examples activate, or many
+SPARSE_FIT = 30.0  # how much less sure rows with few trusted entries are than those entries
 SWEEPS = 60  # rounds of the robust fit
 
 
@@ -296,10 +297,10 @@ def trusted_rows(rows: Tensor, trust: Tensor, rank: int, precision: float) -> tu
     (Cauchy's): where most of the trusted entries are exact, what they have in common is found exactly.
     """
     rank = min(rank, *rows.shape)
-    observed = trust > 0
-    size = float(rows[observed].square().mean().sqrt()) if bool(observed.any()) else 0.0
-    if size == 0:
-        return torch.zeros_like(rows), 0.0
+    telling = trust * (rows != 0)  # zeros of units that no example activates always fit: they say nothing of the noise
+    if not bool(telling.any()):
+        return torch.zeros_like(rows), precision
+    size = float(rows[telling > 0].square().mean().sqrt())
     right = torch.linalg.svd(rows * trust, full_matrices=False).Vh[:rank]
     weight, scale = trust, size
     for _ in range(SWEEPS):
@@ -307,9 +308,12 @@ def trusted_rows(rows: Tensor, trust: Tensor, rank: int, precision: float) -> tu
         left = torch.linalg.qr(left).Q
         right = _weighted_fit(rows.T, weight.T, left.T).T
         off = (rows - left @ right).abs()
-        scale = max(min(scale, _weighted_median(off, trust)), precision * size)
+        # Slowly: entries that lose their weight too soon do not get it back.
+        before, scale = scale, max(min(scale, _weighted_median(off, telling)), scale / 2, precision * size)
         weight = trust / (1 + (off / (3 * scale)).square())
-    return left @ right, scale / size
+        if scale > (1 - 1e-4) * before:
+            break
+    return left @ right, SPARSE_FIT * scale / size
 
 
 def _weighted_fit(rows: Tensor, weight: Tensor, right: Tensor) -> Tensor:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, Literal, NamedTuple, Self
 
 import pydantic
 import torch
 from torch import Tensor
-from torch.func import functional_call
 
 from fedveil.clients.batch import ClientBatch, StepResult
-from fedveil.clients.engine import Engine
 from fedveil.defenses.ball import Ring, not_padding, require_real_inputs
 from fedveil.defenses.base import Defense, Facts, Knowledge, OwnModels, StepsBefore, Strength
 from fedveil.defenses.guarantee import Exposure, Guarantee
@@ -21,7 +18,7 @@ from fedveil.errors import FedveilError
 from fedveil.fields import Count, NonNegative, Positive, Probability, Repeats, RepeatsOrZero, declared
 from fedveil.registry import defenses
 from fedveil.streams import Streams
-from fedveil.tasks.inputs import Inputs, as_arguments
+from fedveil.tasks.inputs import Inputs
 from fedveil.tree import Tree
 
 Models = Annotated[int, pydantic.Field(ge=1, le=100)]  # each is kept, trained and validated in every step
@@ -35,13 +32,13 @@ class FedBARRE(Defense):
     Algorithm 2 of the paper. θ_1 starts at the global w and each further model at the one before. `epochs` times: draw
     δ ~ N(0, σ²) in the ring [ℓ, u], move it by `pgd_steps` plain gradient steps so that the loss falls, and step
     θ_m ← θ_m − ρ·∇L_total with L_total = λ·L(θ; x) + (1−λ)·L(θ; x+δ). The shared gradient is that of L_total at the
-    model with the lowest loss on the client's own validation data, after its steps and not at w. `train_ensemble`
-    gives all models, for the randomized prediction that the paper adds. A model is validated as it would be used, in
-    evaluation mode: without dropout, by the running statistics of batch norm. Warm-up rounds (8 in the paper) are a
-    setting of the federation.
+    model with the lowest loss on the client's own validation data, after its steps and not at w. `own_models` gives all
+    models, for the randomized prediction that the paper adds. A model is validated as it would be used, in evaluation
+    mode: without dropout, by the running statistics of batch norm. Warm-up rounds (8 in the paper) are a setting of the
+    federation.
 
-    Our reading: norms are L2 and per image; E, λ, σ and [ℓ, u] are not given in the paper. Its budget P is never
-    defined as a radius: see `radius_for_budget`. Buffers move once, in the pass at the clean x, as long as λ > 0.
+    Our reading: norms are L2 and per image; E, λ, σ and [ℓ, u] are not given in the paper, and its budget P is never
+    defined as a radius. Buffers move once, in the pass at the clean x, as long as λ > 0.
     """
 
     place = "data"
@@ -90,13 +87,14 @@ class FedBARRE(Defense):
 
     def gradient(self, batch: ClientBatch) -> StepResult:
         """Algorithm 2: the gradient of the total loss at the chosen model, or at all of them by their weights."""
-        found = self.train_ensemble(batch)
+        members, losses = self.train_ensemble(batch)
+        alpha = self._weights(losses)
         if self.selection == "best":
-            best = found.alpha.argmax(1)
-            chosen = Member(_pick([m.params for m in found.members], best), _pick_rows(found.deltas, best))
+            best = alpha.argmax(1)
+            chosen = Member(_pick([m.params for m in members], best), _pick_rows([m.delta for m in members], best))
             return self._share(batch, chosen)
-        parts = [self._share(batch, member) for member in found.members]
-        weights = found.alpha.T
+        parts = [self._share(batch, member) for member in members]
+        weights = alpha.T
         update = parts[0].update * weights[0]
         for part, weight in zip(parts[1:], weights[1:], strict=True):
             update = update + part.update * weight
@@ -104,7 +102,7 @@ class FedBARRE(Defense):
         return replace(parts[0], update=update, loss=loss)
 
     def train_ensemble(self, batch: ClientBatch) -> Ensemble:
-        """The local models θ_1 … θ_M that these clients train on this batch, with their weights α.
+        """The local models θ_1 … θ_M that these clients train on this batch, with their losses on validation data.
 
         Nothing is shared and no buffer moves. One model needs no validation data.
         """
@@ -124,12 +122,12 @@ class FedBARRE(Defense):
             if batch.validation is not None:
                 losses.append(batch.validation.evaluation_loss(params))
         table = torch.stack(losses, 1) if losses else torch.zeros(batch.count, 1, device=batch.targets.device)
-        return Ensemble(tuple(members), self._weights(table), table, batch.buffers)
+        return Ensemble(tuple(members), table)
 
     def own_models(self, batch: ClientBatch) -> OwnModels:
         """The randomized ensemble. The paper's accuracy may be its; the global model's is another number."""
-        found = self.train_ensemble(batch)
-        return OwnModels("randomized ensemble", tuple(member.params for member in found.members), found.alpha)
+        members, losses = self.train_ensemble(batch)
+        return OwnModels("randomized ensemble", tuple(member.params for member in members), self._weights(losses))
 
     def _perturbation(self, batch: ClientBatch, params: Tree, streams: Streams) -> Tensor:
         inputs, real = batch.perturbed, not_padding(batch)
@@ -206,9 +204,6 @@ class FedBARRE(Defense):
         return {"extra gradients behind each shared one": float(inner + terms - 1)}
 
 
-# ---- the randomized ensemble ------------------------------------------------------------------------------
-
-
 class Member(NamedTuple):
     """One model of every client, with the last perturbation it was trained on."""
 
@@ -216,72 +211,17 @@ class Member(NamedTuple):
     delta: Tensor
 
 
-@dataclass(frozen=True, eq=False)
-class Ensemble:
-    """The local models of K clients. A prediction draws model m with probability α_m (Section 3.2 of the paper).
-
-    It never leaves the clients: what the server has is the global model, and that one's accuracy is another number.
-    """
+class Ensemble(NamedTuple):
+    """The local models of K clients. They never leave them: what the server has is the global model."""
 
     members: tuple[Member, ...]
-    alpha: Tensor  # (K, M)
-    validation: Tensor  # (K, M): losses on each client's own validation data
-    buffers: Tree
-
-    @property
-    def deltas(self) -> list[Tensor]:
-        """The last perturbation of every member."""
-        return [member.delta for member in self.members]
-
-    def draw(self, count: int, streams: Streams) -> Tensor:
-        """Which model answers each of `count` questions: shape (K, count)."""
-        uniform = streams.uniform(count, dtype=torch.float64).to(self.alpha.device)
-        edges = self.alpha.double().cumsum(1)
-        edges = edges / edges[:, -1:]  # rounding must not leave a gap in which a model of weight 0 is drawn
-        return torch.searchsorted(edges[:, :-1].contiguous(), uniform, right=True)
-
-    def scores(self, engine: Engine, inputs: Inputs) -> Tensor:
-        """What every model says of the same questions, in evaluation mode: shape (K, M, count, classes)."""
-        model = copy.deepcopy(engine.model).eval()
-        arguments, keywords = as_arguments(inputs)
-        with torch.no_grad():
-            each = [
-                functional_call(model, (member.params.row(k), self.buffers.row(k)), arguments, keywords)
-                for k in range(len(self.alpha))
-                for member in self.members
-            ]
-        return torch.stack(each).reshape(*self.alpha.shape, *each[0].shape)
-
-    def predict(self, engine: Engine, inputs: Inputs, streams: Streams) -> Tensor:
-        """Each client's answer to every question, by a model drawn anew for each: shape (K, count)."""
-        answers = self.scores(engine, inputs).argmax(-1)
-        drawn = self.draw(answers.shape[-1], streams)
-        return answers.gather(1, drawn.unsqueeze(1)).squeeze(1)
+    losses: Tensor  # (K, M): of each on the client's own validation data
 
 
 def _pick(trees: list[Tree], best: Tensor) -> Tree:
-    """Each client's rows of the tree that is its best: shape (K,) of places in the list."""
+    """Each client's rows of the tree that is its best: shape (K,) of indices into the list."""
     return Tree({name: _pick_rows([tree[name] for tree in trees], best) for name in trees[0]})
 
 
 def _pick_rows(tensors: list[Tensor], best: Tensor) -> Tensor:
     return torch.stack(tensors, 1)[torch.arange(len(best), device=best.device), best]
-
-
-def radius_for_budget(epsilon: float, c: float, diameter: float) -> float:
-    """The lower bound ℓ on ‖δ‖ for a leakage budget ε: max(4D(1−c−ε), 8Dc), from FedEM's Lemmas 1 and 2.
-
-    c stands for c₂c_b·I^{p−1}/(4D), the regret of the attacker's optimizer, and D for the diameter of the data (√n for
-    n pixels in [0, 1]). Below ε = 0.75 the bound exceeds the diameter itself, so it cannot be what the FedBARRE paper
-    ran under its budget P. It is no privacy guarantee either: the lemmas bound the mean of δ over a batch.
-
-    >>> round(radius_for_budget(0.99, c=0.0, diameter=28.0), 6)
-    1.12
-    >>> radius_for_budget(0.5, c=0.0, diameter=28.0) > 28
-    True
-    """
-    if not (0 <= epsilon <= 1 and c >= 0 and diameter > 0):
-        raise FedveilError(
-            f"a budget needs 0 <= epsilon <= 1, c >= 0 and diameter > 0 (got {epsilon:g}, {c:g}, {diameter:g})"
-        )
-    return max(4 * diameter * (1 - c - epsilon), 8 * diameter * c)

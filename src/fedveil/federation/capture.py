@@ -45,7 +45,7 @@ from torch import Tensor, nn
 
 from fedveil.clients.engine import Tensors
 from fedveil.defenses.base import MessageKind, step_weight
-from fedveil.defenses.updates import as_gradient
+from fedveil.defenses.updates import Updates
 from fedveil.errors import FedveilError
 from fedveil.federation.facts import PublicFacts
 from fedveil.federation.tensorfile import Header, grouped, prefixed, read_tensors, seal, write_tensors
@@ -299,10 +299,55 @@ def _copied(row: Mapping[str, Tensor]) -> Tensors:
     return {name: t.detach().clone() if isinstance(t, Tensor) else t for name, t in row.items()}
 
 
+def stack(captures: Sequence[Capture], buffers: Mapping[str, Tensor] | None = None) -> Updates:
+    """Captures as one stack of updates. `buffers`: the model's own, for those that a capture does not tell."""
+    if not captures:
+        raise FedveilError("there is no captured update to stack")
+    first, rows = captures[0], [{**(buffers or {}), **(capture.buffers_before or {})} for capture in captures]
+    for capture, row in zip(captures, rows, strict=True):
+        wrong = _differs(first, capture)
+        for what, one, other in (("parameters", first.before, capture.before), ("buffers", rows[0], row)):
+            if _form(one) != _form(other):
+                wrong = wrong or f"the names, shapes or types of their {what} differ"
+        if wrong:
+            raise FedveilError(f"captured updates that are stacked must be alike: {wrong}")
+    return Updates(
+        kind=first.kind,
+        before=_stacked([capture.before for capture in captures]),
+        message=Tree.stack([capture.shared for capture in captures]),
+        buffers=_stacked(rows),
+        lr=first.lr,
+        batch_sizes=first.batch_sizes,
+        momentum=first.momentum,
+        weight_decay=(first.public.weight_decay or 0.0) if first.kind != "gradient" else 0.0,
+        local_epochs=first.public.local_epochs or 1,
+    )
+
+
+def _differs(one: Capture, other: Capture) -> str | None:
+    for name in ("kind", "lr", "momentum", "batch_sizes"):
+        if getattr(one, name) != getattr(other, name):
+            return f"{name} is {getattr(one, name)!s:.80} and {getattr(other, name)!s:.80}"
+    for name in ("weight_decay", "local_epochs"):
+        if getattr(one.public, name) != getattr(other.public, name):
+            return f"{name} is {getattr(one.public, name)} and {getattr(other.public, name)}"
+    return None
+
+
+def _form(row: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    return {name: (tensor.shape, tensor.dtype) for name, tensor in row.items()}
+
+
+def _stacked(rows: Sequence[Tensors]) -> Tree:
+    """One copy, where all rows are equal: an attack on one model is faster than on many."""
+    first = rows[0]
+    same = all(row is first or all(torch.equal(row[name], first[name]) for name in first) for row in rows)
+    return Tree.expand(first, len(rows)) if same else Tree.stack(rows)
+
+
 def pseudo_gradient(capture: Capture) -> Tensors:
     """The gradient that the update stands for: see `Updates.gradient`."""
-    before, shared = (Tree.stack([row]) for row in (capture.before, capture.shared))
-    return as_gradient(capture.kind, shared, before, step_weight(capture.lr, capture.momentum)).row(0)
+    return stack([capture]).gradient.row(0)
 
 
 class CaptureHeader(Header):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,6 +21,7 @@ from fedveil.defenses.poisson import beyond_chance
 from fedveil.errors import FedveilError
 from fedveil.federation.capture import Capture, capture
 from fedveil.guard.own_batches import check_batch, mean_loss
+from fedveil.guard.precision import callers_precision
 from fedveil.intake import Intake
 from fedveil.ledger.ledger import Ledger, Release
 from fedveil.ledger.statement import Statement
@@ -256,7 +257,7 @@ class Guard:
             {name: tensor.clone() for name, tensor in state.items()} if defense.state_scope == "run" else {}
             for defense, state in zip(self.chain.defenses, self._states, strict=True)
         ]
-        counters = {"client": self._client, "round": self._round, "step": self._step}
+        counters = {"client": self._client, "round": self._round, "step": self._step, "sizes": list(self._sizes)}
         return {"chain": str(self.chain), **counters, "states": kept, "ledger": self.ledger.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -266,6 +267,7 @@ class Guard:
         if state["client"] != self._client:
             raise FedveilError(f"this state belongs to client {state['client']}, not to client {self._client}")
         self._round, self._step = int(state["round"]), int(state["step"])
+        self._sizes = list(state["sizes"])
         self._states = [dict(own) for own in state["states"]]
         self.ledger.load_state_dict(state["ledger"], known=[self.chain])
 
@@ -301,28 +303,8 @@ class Guard:
             self._move_buffers(shared)
         return shared.loss[0]
 
-    @contextmanager
-    def _as_around(self) -> Iterator[None]:
-        """Have the model's passes run in the precision that the caller set, and all else in full precision."""
-        engine = self._engine
-        engine.loss_scale = self._scaler.get_scale() if self._scaler is not None else 1.0
-        kind = next(iter(self._trained()))[1].device.type
-        if not torch.is_autocast_enabled(kind):
-            yield
-            return
-        dtype = torch.get_autocast_dtype(kind)
-        if dtype == torch.float16 and self._scaler is None:
-            raise FedveilError(
-                "autocast to float16 needs a GradScaler, and Guard must know it: Guard(..., scaler=scaler), with "
-                "GradScaler(enabled=False) for none; autocast to bfloat16 needs no scaler"
-            )
-        # No cache: it would keep weights that a defense or the optimizer has moved since.
-        engine.precision = lambda: torch.autocast(kind, dtype, cache_enabled=False)
-        try:
-            with torch.autocast(kind, enabled=False):
-                yield
-        finally:
-            engine.precision = nullcontext
+    def _as_around(self) -> AbstractContextManager[None]:
+        return callers_precision(self._engine, next(iter(self._trained()))[1].device.type, self._scaler)
 
     def _sound(self, what: str, update: Tree, like: Mapping[str, Tensor], loss: Tensor | None = None) -> bool:
         """Whether a server would take it. With a scaler it may happen that it would not: the step is then skipped."""
@@ -358,7 +340,7 @@ class Guard:
 
     def _trained_bare(self, weights: Tree) -> bool:
         """Whether the weights moved in this round without any step that Guard protected, though it should have."""
-        if self._step or all(defense.acts_at == "upload" for defense in self.chain.defenses):
+        if self._sizes or all(defense.acts_at == "upload" for defense in self.chain.defenses):
             return False
         return weights.keys() != self._before.keys() or bool((weights - self._before).norm()[0] > 0)
 
