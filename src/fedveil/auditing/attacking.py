@@ -14,7 +14,7 @@ from fedveil.attacks.finding import Finding, Links, Reconstruction
 from fedveil.attacks.iterates import Iterates
 from fedveil.attacks.lab import Lab
 from fedveil.attacks.running import run_on
-from fedveil.attacks.scene import LocalSteps, Scene
+from fedveil.attacks.scene import Candidates, LocalSteps, Scene
 from fedveil.auditing.keys import attack_key, content_key, described, described_chain, of_public, of_tensors, of_updates
 from fedveil.auditing.roles import Role
 from fedveil.auditing.scoring import REVISION, RoleScore, score_finding, score_given
@@ -35,6 +35,31 @@ Fitted = Mapping[str, Tensor] | None
 
 
 # ---- who attacks -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Shown:
+    """Some updates, and what else attackers who need it are shown."""
+
+    updates: Updates
+    labels: Tensor | None = None  # (V, B)
+    candidates: Candidates | None = None
+    round: int = 1
+
+
+def scene_of(case: Case, attack: Attack, shown: Shown) -> Scene:
+    """What an attacker who knows no defense has of some updates."""
+    updates = shown.updates
+    unrolled = updates.kind != "gradient" and case.settings.local_steps == "unrolled"
+    return Scene(
+        public=case.public,
+        updates=updates,
+        streams=Streams.seeded(case.seed, range(updates.count), "attack", shown.round),
+        labels=shown.labels if "labels" in attack.needs else None,
+        local=local_steps(updates) if unrolled else None,
+        candidates=shown.candidates if "candidates" in attack.needs else None,
+        bench=case.bench,
+    )
 
 
 def scenes_by_role(

@@ -6,10 +6,12 @@ import html
 import importlib
 import shutil
 import textwrap
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedveil.auditing.result import TOGETHER, Estimate, Images, Result, Row, save_result
+from fedveil.auditing.roles import Role
 from fedveil.auditing.table import FIELDS, as_csv, as_html, as_records, as_text
 from fedveil.errors import FedveilError
 from fedveil.files import writable_folder, write_atomically
@@ -17,6 +19,9 @@ from fedveil.leakage.catalog import METRICS
 from fedveil.leakage.modalities import modality
 from fedveil.leakage.modality import Modality
 from fedveil.ownership import owned
+
+if TYPE_CHECKING:
+    from fedveil.attacks.finding import Finding
 
 
 class LeakageTable:
@@ -72,11 +77,15 @@ class AuditResult:
 
     `leakage` is the table, `verdict` the sentences, `report(path)` writes the HTML page, `save(folder)` the data
     behind it (`fedveil report FOLDER` makes the page from that again). `csv(path)` and `frame()` give every number.
+    `findings` has what each attack on captured updates found, by its name and role; an audit keeps it in its store.
     """
 
-    def __init__(self, result: Result, images: Images) -> None:
+    def __init__(
+        self, result: Result, images: Images, findings: Mapping[str, Mapping[Role, Finding]] | None = None
+    ) -> None:
         self.result = result
         self.images = images
+        self.findings = findings or {}
 
     @property
     def leakage(self) -> LeakageTable:

@@ -1,315 +1,244 @@
-"""Attacking updates that were captured, by fedveil's own training or elsewhere."""
+"""`attack`: attack updates that were captured, by fedveil's own training or elsewhere, and judge what leaked.
+
+The stages are those of an audit from `fit` on, kept in the same store.
+"""
 
 from __future__ import annotations
 
-import copy
-import math
-import os
+import datetime
+import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
 
-import torch
-from torch import Tensor, nn
+import numpy as np
+from torch import nn
 from torch.nn import functional
 
 from fedveil.attacks.base import Attack
-from fedveil.attacks.problem import LocalSteps, Reconstruction
-from fedveil.attacks.tracking import Progress
-from fedveil.auditing.attacking import Scene, problems_by_role, run_roles
+from fedveil.attacks.finding import Finding
+from fedveil.auditing.attacking import Shown, attacked, scene_of, scenes_by_role, scored
+from fedveil.auditing.audit_result import AuditResult
+from fedveil.auditing.candidates import HeldOut, truth_of
+from fedveil.auditing.capture_checks import CaptureSetting
+from fedveil.auditing.capture_report import configuration, described, hashes, promise, unjudged
+from fedveil.auditing.capture_shop import Asked, CaptureShop
+from fedveil.auditing.capture_truth import Data, OneTruth
+from fedveil.auditing.evidence import run_of, scores_without_attack
+from fedveil.auditing.experiment import Experiment
+from fedveil.auditing.forecast import attack_line
+from fedveil.auditing.judgment import Terms
+from fedveil.auditing.provenance import provenance
+from fedveil.auditing.result import AttackRun, Cost, Images, Result, Row
 from fedveil.auditing.roles import Role
+from fedveil.auditing.scoring import RoleScore, images_of, make_row, rows_of, score_unknown
+from fedveil.auditing.sentences import at_most
+from fedveil.auditing.settings import AuditSettings
+from fedveil.auditing.store import Store
+from fedveil.auditing.verdict import judge
 from fedveil.clients.engine import Backend, Loss
-from fedveil.defenses.base import Facts
+from fedveil.defenses.base import Defense
 from fedveil.defenses.chain import Chain
+from fedveil.defenses.guarantee import ONE_EXAMPLE
 from fedveil.errors import FedveilError
-from fedveil.federation.capture import Capture, pseudo_gradient
-from fedveil.federation.facts import PublicFacts
-from fedveil.progress import reporting
-from fedveil.registry import models
-from fedveil.streams import Streams
-from fedveil.tasks.from_files import FileModel
-from fedveil.tasks.models.base import ModelSpec
+from fedveil.federation.capture import Capture
+from fedveil.federation.observers import Watch
+from fedveil.federation.progress import watch_with
+from fedveil.leakage.truths import Truths
+from fedveil.ledger.picking import most_picked
+from fedveil.progress import Meter, style_for
 from fedveil.tasks.normalization import Normalization
-from fedveil.tasks.own_files import Reference, is_reference
-from fedveil.tree import Tree
-from fedveil.workers import Workers
+from fedveil.workers import Workers, opened
 
-ALIKE = ("kind", "steps", "lr", "momentum", "batch_sizes")  # in which captures of one attack must agree
-WAY_THROUGH = 256  # numbers that a model keeps on the way for one number of its input, at the least
+Captures = Capture | Path | str | Sequence[Capture | Path | str]
 
 
-@dataclass(frozen=True)
-class CaptureSetting:
-    """What the attacker supposes about captured updates beyond the files themselves.
-
-    Everything that fedveil's own captures carry in `facts` may be left out; for an update captured elsewhere give at
-    least the model and the shape of an input.
-    """
-
-    model: nn.Module | None = None
-    loss: Loss = functional.cross_entropy
-    shape: tuple[int, ...] | None = None
-    normalization: Normalization | None = None
-    classes: int | None = None
-    defense: Chain | str | None = None  # what the adaptive attacker knows
-    unroll: bool = True  # repeat the local steps behind a FedAvg update
-
-
-def attack_captures(
-    captures: Sequence[Capture],
-    attack: Attack,
+def attack(
+    captures: Captures,
+    attack: Attack | str | Sequence[Attack | str] = "inverting-gradients",
     *,
-    setting: CaptureSetting | None = None,
-    labels: Tensor | None = None,
+    model: nn.Module | str | None = None,
+    loss: Loss = functional.cross_entropy,
+    defense: Defense | Chain | Sequence[Defense] | str | None = None,
+    truth: OneTruth | Sequence[OneTruth] | None = None,
+    data: Data | None = None,
+    normalization: Normalization | None = None,
+    shape: tuple[int, ...] | None = None,
+    classes: int | None = None,
+    settings: AuditSettings | None = None,
     seed: int = 0,
     backend: Backend = "auto",
-    progress: Progress | bool | None = None,
-    workers: Workers | None = None,
-) -> dict[Role, Reconstruction]:
-    """Reconstruct the batches behind captured updates: naive, adaptive (if a defense is known) and the noise floor.
+    store: Store | Path | str | None = None,
+    workers: int | Workers = 1,
+    progress: bool | None = None,
+) -> AuditResult:
+    """Attack captured updates, and judge what leaked if it is told what was behind them.
 
-    captures: of one model and one kind of message, with equal batch sizes.
-    labels: (captures, examples) where the attacker is told; else the attack must find them.
-    progress: as in `Attack.run`.
+    captures: one or several, or their files, or a folder of files; of one model and one kind, with equal batch sizes.
+    model, loss, normalization, shape, classes: what the attacker knows. What a capture tells itself may be left out.
+    defense: what the adaptive attacker takes the defense to be, if the capture does not tell; "none" if there is none.
+    truth: what was behind each update, `(inputs, targets)` as the model took them, a `Truth` or its file: for scoring,
+        and for attacks that are told the labels. Without it these read the labels off the update.
+    data: other examples of the same kind, to tell the right ones from: a data set's name, `(inputs, labels)` as the
+        model takes them, or a `Task`. Truth and data together give a verdict, and the link test.
+    settings: how to judge. The number of updates, their batch size and rounds are those of the captures.
+    store, workers, progress: as in `fedveil.audit`.
+
+    `findings` of the result has what each attack found, by its name and role.
     """
-    setting = setting or CaptureSetting()
-    found = check_captures(captures, setting, labels)
-    first, examples = captures[0], examples_of(captures[0])
-    local = None
-    if first.kind != "gradient" and setting.unroll and first.steps > 1:
-        local = LocalSteps(
-            steps=first.steps,
-            batch_size=first.batch_sizes[0],
-            lr=first.lr[0],
-            momentum=first.momentum,
-            weight_decay=first.public.weight_decay or 0.0,
-        )
-    named = _chain(first, setting)
-    scene = Scene(
-        model=found.model,
-        loss=setting.loss,
-        params=Tree.stack([capture.before for capture in captures]),
-        buffers=_buffers(captures, found.model),
-        shape=found.shape,
-        batch_size=examples,
-        classes=found.classes,
-        normalization=pixel_map(first, setting),
-        facts=Facts(kind=first.kind, batch_size=examples, steps=first.steps, lr=first.lr[0], momentum=first.momentum),
-        streams=Streams.seeded(seed, range(len(captures)), "attack"),
-        labels=labels,
-        local=local,
+    experiment = Experiment(
+        attack=attack if isinstance(attack, list | tuple) else (attack,),
+        audit=settings or AuditSettings(),
+        seed=seed,
+        backend=backend,
     )
-    observed = Tree.stack([pseudo_gradient(capture) for capture in captures])
-    problems = problems_by_role(scene, named, defended=observed, undefended=None if named.defenses else observed)
-    with reporting(progress, f"attacking with {attack.name}") as report:
-        return run_roles(attack, problems, backend=backend, progress=report, workers=workers)
+    supposed = None if defense is None else Chain.of(defense)
+    setting = CaptureSetting(model, loss, shape, normalization, classes, supposed)
+    with ExitStack() as stack:
+        pool = stack.enter_context(opened(workers))
+        shop = CaptureShop.open(Asked(read_captures(captures), experiment, setting, truth, data), Store.of(store), pool)
+        watch = watch_with(stack.enter_context(Meter(style_for(progress))))
+        return attack_captures(shop, watch, "fedveil.attack(...) with the configuration below")
+
+
+def read_captures(given: Captures) -> list[Capture]:
+    """Captures from whatever names them."""
+    found: list[Capture] = []
+    for each in [given] if isinstance(given, Capture | Path | str) else list(given):
+        if isinstance(each, Capture):
+            found.append(each)
+        elif isinstance(each, Path | str):
+            found += [Capture.load(path) for path in capture_files(Path(each))]
+        else:
+            raise FedveilError(f"captures must be Capture objects or their files, not {type(each).__name__}")
+    return found
+
+
+def capture_files(path: Path) -> list[Path]:
+    """The file itself, or those in a folder."""
+    inside = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+    if not inside:
+        raise FedveilError(f"{path} holds no capture (*.safetensors)")
+    return inside
+
+
+# ---- the stages ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class CaptureEvidence:
+    """What attacks on captures found, and what it is worth."""
+
+    truths: Truths | None  # where it is known what was behind the updates
+    scores: list[RoleScore]
+    runs: list[AttackRun]
+    findings: dict[str, dict[Role, Finding]]  # by attack and role
+
+    @property
+    def among(self) -> int:
+        """The candidates from which the right one is picked; 0 where there are none."""
+        return 0 if self.truths is None or self.truths.distractors is None else self.truths.distractors.shape[1] + 1
+
+
+def attack_captures(shop: CaptureShop, watch: Watch, command: str) -> AuditResult:
+    """Attack captures that were checked, score and judge what was found."""
+    started, begun = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), time.perf_counter()
+    case, (promised, exposure) = shop.case, promise(shop)
+    one_example = any(guarantee.protects == ONE_EXAMPLE for _, guarantee in promised.holding)
+    evidence = gather(shop, watch, one_example=one_example)
+    among = evidence.among
+    most = most_picked(promised, exposure, among) if among else None
+    rows, images = _rows(shop, evidence, most), _images(shop, evidence)
+    terms = Terms(case.settings, case.modality, among, uninformed=tuple(shop.known.chain.without_knowledge))
+    if among:
+        verdict = judge(rows, Cost(), promised.sentence + at_most(most, among), terms)
+    else:
+        verdict = unjudged(terms, promised.sentence, scored=evidence.truths is not None)
+    result = Result(
+        **described(shop, promised, among),
+        verdict=verdict,
+        rows=rows,
+        cost=Cost(),
+        attacks=evidence.runs,
+        provenance=provenance(
+            command=command,
+            config=configuration(shop),
+            seed=case.seed,
+            hashes=hashes(shop),
+            started=started,
+            seconds=time.perf_counter() - begun,
+        ),
+    )
+    return AuditResult(result, images, evidence.findings)
+
+
+def gather(shop: CaptureShop, watch: Watch, *, one_example: bool) -> CaptureEvidence:
+    """Fit, attack in every role, and score as far as the truth is known."""
+    case, chain, originals = shop.case, shop.known.chain, shop.originals
+    truths = candidates = held_out = None
+    if shop.others is not None:
+        learns = any("auxiliary" in each.needs for each in shop.attacks)
+        held_out = HeldOut.of(case.modality, shop.others.train, shop.others.test, learns=learns)
+    if originals is not None and held_out is not None:
+        found = truth_of(case, originals, held_out, one_example=one_example)
+        truths, candidates = found.truths, found.candidates
+    elif originals is not None:
+        rounds = (originals.round,) * len(originals.labels)
+        truths = Truths(originals.inputs, originals.labels, originals.seen, rounds)
+    shown = Shown(shop.updates, None if originals is None else originals.labels, candidates, shop.captures[0].round)
+    evidence = CaptureEvidence(truths, [], [], {})
+    for attack in shop.attacks:
+        if watch.stage:
+            watch.stage(attack_line(attack.name))
+        scenes = scenes_by_role(scene_of(case, attack, shown), chain, None, case.settings.attackers)
+        auxiliary = None if held_out is None else held_out.auxiliary
+        reached = attacked(case, attack, scenes, auxiliary, watch.attack)
+        evidence.findings[attack.name] = {role: each.finding for role, each in reached.items()}
+        if truths is not None:
+            own = scored(case, attack, reached, truths)
+        else:
+            own = [score_unknown(attack.name, role, each.finding, case.modality) for role, each in reached.items()]
+        evidence.runs.append(run_of(attack, own, truths or _Counted.of(shop)))
+        evidence.scores.extend(own)
+    if truths is not None:
+        evidence.scores.extend(scores_without_attack(case, chain, truths))
+    return evidence
+
+
+def _rows(shop: CaptureShop, evidence: CaptureEvidence, bound: float | None) -> list[Row]:
+    if evidence.truths is not None:
+        return rows_of(evidence.scores, evidence.truths, shop.case.modality, bound=bound)
+    groups = _Counted.of(shop).groups
+    return [make_row(each.attack, each.role, each.values, groups) for each in evidence.scores]
+
+
+def _images(shop: CaptureShop, evidence: CaptureEvidence) -> Images:
+    if evidence.truths is not None:
+        return images_of(evidence.scores, evidence.truths, shop.case.modality)
+    made = Images(np.empty((0, *shop.known.shape), np.float32), np.empty(0, np.int64))
+    for each in evidence.scores:
+        if each.exhibit is not None:
+            made.reconstructions[(each.attack, each.role)] = each.exhibit.numpy()
+    return made
 
 
 @dataclass(frozen=True)
-class Attackable:
-    """What is known once captures were found to fit together and to fit their model."""
+class _Counted:
+    """Which update every example belongs to, where nothing else is known of them."""
 
-    model: nn.Module
-    shape: tuple[int, ...]  # of one input
-    classes: int | None  # None where the model's output is not one score per class
+    updates: int
+    examples: int  # behind each
 
+    @classmethod
+    def of(cls, shop: CaptureShop) -> Self:
+        return cls(len(shop.captures), shop.case.settings.batch_size)
 
-def check_captures(captures: Sequence[Capture], setting: CaptureSetting, labels: Tensor | None = None) -> Attackable:
-    """Refuse what cannot be attacked together or does not fit the model, before any long work."""
-    if not captures:
-        raise FedveilError("there is no captured update to attack")
-    _check_alike(captures)
-    first = captures[0]
-    _check_loss(first, setting)
-    model = setting.model if setting.model is not None else named_model(first)
-    shape = _shape(first, setting)
-    if len(shape) != 3:
-        raise FedveilError(f"an attack reconstructs images of shape (channels, height, width), not inputs of {shape}")
-    _check_memory(captures, shape)
-    for capture in captures:
-        capture.check(model)
-        _check_gradient(capture)
-    normalization = pixel_map(first, setting)
-    if normalization.channels != shape[0]:
-        raise FedveilError(f"the normalization is of {normalization.channels} channels, an input's shape is {shape}")
-    classes = _classes(model, shape, first, setting)
-    if labels is not None:
-        check_labels(labels, captures, classes)
-    if setting.unroll and not steps_alike(first):
-        raise FedveilError(
-            "the local steps behind this update differ in size or rate, and an attack can repeat only equal ones: "
-            "match their mean gradient instead (unroll=False)"
-        )
-    _chain(first, setting).check_message(first.kind)
-    return Attackable(model, shape, classes)
+    @property
+    def rounds(self) -> tuple[int, ...]:
+        return (1,) * self.updates
 
-
-def examples_of(capture: Capture) -> int:
-    """How many examples are behind an update; local epochs see the same ones again."""
-    return sum(_epoch(capture))
-
-
-def steps_alike(capture: Capture) -> bool:
-    """Whether all local steps are of one size and rate, but for a smaller last batch of every epoch."""
-    epoch = _epoch(capture)
-    size, rest = epoch[0], epoch[-1]
-    whole = (*(size,) * (len(epoch) - 1), rest)
-    epochs = capture.steps // len(epoch)
-    return rest <= size and capture.batch_sizes == whole * epochs and len(set(capture.lr)) == 1
-
-
-def _epoch(capture: Capture) -> tuple[int, ...]:
-    """The batch sizes of a local epoch."""
-    return capture.batch_sizes[: capture.steps // (capture.public.local_epochs or 1)]
-
-
-def pixel_map(capture: Capture, setting: CaptureSetting) -> Normalization:
-    """The normalization that the attacker supposes; where none is stated, inputs are pixels between 0 and 1."""
-    facts = capture.public
-    if setting.normalization is not None:
-        return setting.normalization
-    if facts.mean is not None and facts.std is not None:
-        return Normalization(tuple(facts.mean), tuple(facts.std))
-    channels = _shape(capture, setting)[0]
-    return Normalization((0.0,) * channels, (1.0,) * channels)
-
-
-def _shape(capture: Capture, setting: CaptureSetting) -> tuple[int, ...]:
-    shape = setting.shape or capture.public.shape
-    if not shape:
-        raise FedveilError("the capture does not tell the shape of an input: give it (--shape 1,28,28)")
-    return tuple(shape)
-
-
-def _chain(capture: Capture, setting: CaptureSetting) -> Chain:
-    """The defense that the attacker supposes, or what the capture says of it."""
-    told = capture.public.defense
-    chain = Chain.of(setting.defense if setting.defense is not None else told)
-    return Chain(tuple(defense for defense in chain.defenses if defense.name != "none"))
-
-
-def _check_alike(captures: Sequence[Capture]) -> None:
-    first, facts = captures[0], captures[0].public
-    for capture in captures[1:]:
-        told = capture.public
-        pairs = [(name, getattr(first, name), getattr(capture, name)) for name in ALIKE]
-        pairs += [(name, getattr(facts, name), getattr(told, name)) for name in PublicFacts.model_fields]
-        for name, one, other in pairs:
-            if one != other:
-                raise FedveilError(
-                    f"captures attacked together must agree in {name}: {one!s:.80} and {other!s:.80}; "
-                    "attack them one by one"
-                )
-
-
-def _check_memory(captures: Sequence[Capture], shape: tuple[int, ...]) -> None:
-    """The least that an attack holds: for three roles the candidates, their gradient and two moments of it.
-
-    And one example's way through the model, which takes its time and memory too when it is checked.
-    """
-    needed = max(len(captures) * examples_of(captures[0]) * 3 * 4, WAY_THROUGH) * math.prod(shape) * 4
-    memory = physical_memory()
-    if memory is not None and needed > memory:
-        raise FedveilError(
-            f"an attack on {len(captures):,} x {examples_of(captures[0]):,} examples of shape {shape} needs "
-            f"{needed / 2**30:,.1f} GiB or more, and this machine has {memory / 2**30:,.1f}: attack fewer captures at "
-            "once, if their batch sizes and shape are right"
-        )
-
-
-def physical_memory() -> int | None:
-    """The machine's memory in bytes, where the system tells it."""
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, OSError, ValueError):
-        return None
-
-
-def _check_loss(capture: Capture, setting: CaptureSetting) -> None:
-    told = capture.public.loss
-    if setting.loss is functional.cross_entropy and told not in (None, "cross_entropy", "CrossEntropyLoss"):
-        raise FedveilError(
-            f"the update was made under the loss '{told:.80}', not cross-entropy: give it (CaptureSetting(loss=...) in "
-            "Python)"
-        )
-
-
-def _check_gradient(capture: Capture) -> None:
-    for name, tensor in pseudo_gradient(capture).items():
-        if not bool(torch.isfinite(tensor).all()):
-            raise FedveilError(f"the gradient behind {name} is not finite: the learning rates of the capture are wrong")
-
-
-def _classes(model: nn.Module, shape: tuple[int, ...], first: Capture, setting: CaptureSetting) -> int | None:
-    """The model's scores per input, after one input has gone through it: what is wrong with its shape shows here."""
-    try:
-        with torch.no_grad():
-            probed = copy.deepcopy(model).eval()
-            given = torch.zeros(1, *shape, dtype=next(iter(first.before.values())).dtype)
-            output = probed(given)
-    except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError) as error:
-        reason = str(error).strip().partition("\n")[0][:200]
-        raise FedveilError(
-            f"the model {type(model).__name__} does not take inputs of shape {shape}: {reason}"
-        ) from None
-    told = setting.classes or first.public.classes
-    if not isinstance(output, Tensor) or output.dim() != 2:
-        return told
-    if told not in (None, output.shape[1]):
-        raise FedveilError(f"the model {type(model).__name__} tells {output.shape[1]} classes apart, not {told}")
-    return output.shape[1]
-
-
-def check_labels(labels: Tensor, captures: Sequence[Capture], classes: int | None) -> None:
-    """Refuse labels that are not one class of the model per example."""
-    expected = (len(captures), examples_of(captures[0]))
-    if tuple(labels.shape) != expected or labels.is_floating_point() or labels.is_complex():
-        raise FedveilError(
-            f"labels must be whole numbers of shape {expected}, one per example: not {labels.dtype} of shape "
-            f"{tuple(labels.shape)}"
-        )
-    if classes is not None and labels.numel() and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
-        raise FedveilError(f"labels must be between 0 and {classes - 1}: they do not belong to this model")
-
-
-def named_model(capture: Capture, file: str | None = None) -> nn.Module:
-    """The model that a capture of fedveil's own names, or that of a Python file which the user names.
-
-    What a capture says runs no file: it may come from anybody.
-    """
-    facts = capture.public
-    described = facts.model
-    spec: ModelSpec | FileModel
-    if file is not None:
-        spec = FileModel(Reference.read(file))
-    elif isinstance(described, str) and is_reference(described):
-        raise FedveilError(f"the capture's model is out of a Python file, {described}: give that file with --model")
-    elif isinstance(described, str):
-        spec = models.parse(described)
-    elif isinstance(described, dict) and isinstance(described.get("name"), str):
-        spec = models.build(**described)
-    else:
-        raise FedveilError("the capture does not name its model: give it (--model lenet), or model= in Python")
-    assert isinstance(spec, ModelSpec | FileModel)
-    shape = _shape(capture, CaptureSetting())
-    if facts.classes is None:
-        raise FedveilError("the capture does not tell the number of classes: give it (--classes 10)")
-    classes = facts.classes
-    try:
-        # First without memory: what a file says of its model need not fit what it holds.
-        with torch.device("meta"):
-            outline = spec.build(shape, classes)
-        capture.check(outline)
-        return spec.build(shape, classes)
-    except (RuntimeError, ValueError, TypeError, OverflowError) as error:
-        reason = str(error).strip().partition("\n")[0][:200]
-        raise FedveilError(f"the capture's model cannot be built: {reason}; give it (--model lenet)") from None
-
-
-def _buffers(captures: Sequence[Capture], model: nn.Module) -> Tree:
-    own = {name: buffer.detach() for name, buffer in model.named_buffers()}
-    return Tree.stack([{**own, **(capture.buffers_before or {})} for capture in captures])
-
-
-def truth_labels(targets: Sequence[Tensor], captures: Sequence[Capture]) -> Tensor:
-    """The labels of every capture's examples as the attack takes them: (captures, examples)."""
-    return torch.stack([labels[: examples_of(each)] for labels, each in zip(targets, captures, strict=True)])
+    @property
+    def groups(self) -> list[int]:
+        return [place // self.examples for place in range(self.updates * self.examples)]

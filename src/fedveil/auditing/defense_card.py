@@ -22,9 +22,13 @@ _PLACES: dict[Place, str] = {
 
 
 def defense_card(
-    chain: Chain, promised: Statement, true: Tree, shared: Tree, moved: Perturbation | None = None
+    chain: Chain,
+    promised: Statement,
+    true: Tree | None = None,
+    shared: Tree | None = None,
+    moved: Perturbation | None = None,
 ) -> DefenseCard:
-    """The defense for the reader, with what it does to the updates of this run."""
+    """The defense for the reader and, where the true update is at hand too, what it does to the shared one."""
     if not chain.defenses:
         return DefenseCard(
             name="none",
@@ -37,12 +41,14 @@ def defense_card(
             weaknesses=["Updates are shared as they are."],
             paper="",
         )
-    cosine = (true.dot(shared) / (true.norm() * shared.norm()).clamp_min(1e-30)).mean()
-    facts = {"measured cosine to the true update": f"{float(cosine):.3f}"}
+    facts = {}
+    if true is not None and shared is not None:
+        cosine = (true.dot(shared) / (true.norm() * shared.norm()).clamp_min(1e-30)).mean()
+        facts["measured cosine to the true update"] = f"{float(cosine):.3f}"
+        for defense in chain.defenses:
+            facts |= {name: f"{value:.3g}" for name, value in defense.measures(true).items()}
     if moved is not None:
         facts["the perturbation of the inputs"] = str(moved)
-    for defense in chain.defenses:
-        facts |= {name: f"{value:.3g}" for name, value in defense.measures(true).items()}
     papers = [defense.paper for defense in chain.defenses if defense.paper]
     places = dict.fromkeys(_PLACES[defense.acts_at] for defense in chain.defenses)
     return DefenseCard(

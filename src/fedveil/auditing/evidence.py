@@ -5,23 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
 from fedveil.attacks.base import Attack
 from fedveil.attacks.matching import GradientMatching
-from fedveil.attacks.scene import Scene
-from fedveil.auditing.attacking import attacked, local_steps, scenes_by_role, scored, scored_given
+from fedveil.auditing.attacking import Shown, attacked, scene_of, scenes_by_role, scored, scored_given
+from fedveil.auditing.candidates import HeldOut, RoundTruth, truth_of
 from fedveil.auditing.forecast import attack_line, round_of
-from fedveil.auditing.observing import HeldOut, Observed, Truth, observe, truth_of
+from fedveil.auditing.observing import Observed, observe
 from fedveil.auditing.result import AttackRun
 from fedveil.auditing.roles import Role
-from fedveil.auditing.scoring import RoleScore, attack_run
+from fedveil.auditing.scoring import Batches, RoleScore, attack_run
 from fedveil.auditing.training import Trained
-from fedveil.auditing.workshop import Workshop
+from fedveil.auditing.workshop import Case, Workshop
+from fedveil.defenses.chain import Chain
 from fedveil.leakage.truths import Truths
 from fedveil.registry import attacks as attack_registry
-from fedveil.streams import Streams
 
-Attackable = list[tuple[Observed, Truth]]  # round by round
+Attackable = list[tuple[Observed, RoundTruth]]  # round by round
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,8 +45,8 @@ class Evidence:
 def gather(shop: Workshop, found: Trained | None) -> Evidence:
     """Observe every attacked round, attack it and score what was found."""
     observed = [observe(shop, number, found) for number in shop.experiment.audit.rounds]
-    held_out, mean_input = HeldOut.of(shop), shop.modality.floor(shop.task.train)
-    rounds = [(each, truth_of(shop, each, held_out, mean_input)) for each in observed]
+    held_out = _held_out(shop)
+    rounds = [(each, truth_of(shop.case, each.originals, held_out, one_example=shop.one_example)) for each in observed]
     truths = _joined([true.truths for _, true in rounds])
     scores: list[RoleScore] = []
     runs: list[AttackRun] = []
@@ -56,12 +57,10 @@ def gather(shop: Workshop, found: Trained | None) -> Evidence:
             continue
         shop.tell(attack_line(attack.name))
         own = _attack(shop, attack, rounds, held_out)
-        runs.append(_run(attack, own, truths))
+        runs.append(run_of(attack, own, truths))
         scores += own
-    perturbed = any(each.acts_at in ("sample", "data") for each in shop.chain.defenses)
-    for role in ("bound", "mean-floor") if perturbed else ("mean-floor",):
-        given = [(true.truths.seen if role == "bound" else mean_input, true.truths) for _, true in rounds]
-        scores.append(RoleScore.concat([scored_given(shop.case, role, *each) for each in given]))
+    given = [scores_without_attack(shop.case, shop.chain, true.truths) for _, true in rounds]
+    scores += [RoleScore.concat(parts) for parts in zip(*given, strict=True)]
     return Evidence(observed, truths, scores, runs, skipped)
 
 
@@ -70,7 +69,7 @@ def _attack(shop: Workshop, attack: Attack, rounds: Attackable, held_out: HeldOu
     parts: list[dict[Role, RoleScore]] = []
     for place, (observed, true) in enumerate(rounds):
         scenes = scenes_by_role(
-            scene_of(shop, attack, observed, true),
+            scene_of(shop.case, attack, Shown(observed.defended, observed.labels, true.candidates, observed.round)),
             shop.experiment.chain_at(observed.round),
             observed.undefended,
             shop.experiment.audit.attackers,
@@ -81,22 +80,25 @@ def _attack(shop: Workshop, attack: Attack, rounds: Attackable, held_out: HeldOu
     return [RoleScore.concat([part[role] for part in parts]) for role in parts[0]]
 
 
-def scene_of(shop: Workshop, attack: Attack, observed: Observed, true: Truth) -> Scene:
-    """What an attacker who knows no defense has of the updates of a round."""
-    updates, settings = observed.defended, shop.experiment.audit
-    unrolled = updates.kind != "gradient" and settings.local_steps == "unrolled"
-    return Scene(
-        public=shop.case.public,
-        updates=updates,
-        streams=Streams.seeded(shop.experiment.seed, range(updates.count), "attack", observed.round),
-        labels=observed.labels if "labels" in attack.needs else None,
-        local=local_steps(updates) if unrolled else None,
-        candidates=true.candidates if "candidates" in attack.needs else None,
-        bench=shop.case.bench,
-    )
+def _held_out(shop: Workshop) -> HeldOut:
+    settings = shop.experiment.audit
+    taken = settings.victims * settings.batch_size if settings.source == "test" else 0
+    learns = any("auxiliary" in attack.needs for attack in shop.experiment.attacks)
+    return HeldOut.of(shop.modality, shop.task.train, shop.task.test, taken=taken, learns=learns)
 
 
-def _run(attack: Attack, scores: list[RoleScore], truths: Truths) -> AttackRun:
+def scores_without_attack(case: Case, chain: Chain, truths: Truths) -> list[RoleScore]:
+    """What the mean input is worth and, where a defense changes inputs, what a perfect inversion would see."""
+    given: list[tuple[Role, Tensor]] = []
+    if any(each.acts_at in ("sample", "data") for each in chain.defenses):
+        given.append(("bound", truths.seen))
+    if truths.mean_input is not None:
+        given.append(("mean-floor", truths.mean_input))
+    return [scored_given(case, role, inputs, truths) for role, inputs in given]
+
+
+def run_of(attack: Attack, scores: list[RoleScore], truths: Batches) -> AttackRun:
+    """How an attack went, with its settings."""
     recipe = attack.recipe() if isinstance(attack, GradientMatching) else None
     return attack_run(
         scores,

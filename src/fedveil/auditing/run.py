@@ -27,7 +27,16 @@ from fedveil.auditing.scoring import images_of, rows_of
 from fedveil.auditing.sentences import at_most
 from fedveil.auditing.settings import AuditSettings
 from fedveil.auditing.store import Store
-from fedveil.auditing.threat_model import Attempted, assumptions, attacked_words, not_given, not_tried, protocol_words
+from fedveil.auditing.threat_model import (
+    Attempted,
+    Situation,
+    assumptions,
+    attacked_words,
+    in_rounds,
+    not_given,
+    not_tried,
+    protocol_words,
+)
 from fedveil.auditing.training import Trained, train_both
 from fedveil.auditing.verdict import judge
 from fedveil.auditing.workshop import Workshop
@@ -144,19 +153,20 @@ def promise(shop: Workshop, defended: Trained | None) -> Statement:
 
 def describe(shop: Workshop, evidence: Evidence, verdict: Verdict, promised: Statement) -> dict[str, Any]:
     """The parts of a result that say what was attacked, how, and under what."""
-    task, experiment, truths = shop.task, shop.experiment, evidence.truths
-    federation, settings = experiment.federation, experiment.audit
-    some = evidence.observed[0]
+    task, federation, truths = shop.task, shop.experiment.federation, evidence.truths
+    situation, attempted, some = (
+        _situation(shop),
+        Attempted.of(shop.experiment.attacks, evidence.among),
+        evidence.observed[0],
+    )
     moved = perturbation([(truths.originals.flatten(0, 1), truths.seen.flatten(0, 1))], shop.task.normalization)
-    tried = tuple(each.name for each in experiment.attacks)
-    linking = any(each.question == "link" for each in experiment.attacks)
-    labels = tuple(each.labels_from for each in experiment.attacks if each.labels_from)
-    attempted = Attempted(tried, labels, evidence.among if linking else None)
     return {
         "data": task.name,
         "model": task.model_name,
-        "protocol": protocol_words(task, federation),
-        "attacked": attacked_words(task, federation, settings),
+        "protocol": protocol_words(
+            federation.protocol, len(task.clients), federation.batch_size, federation.local_epochs
+        ),
+        "attacked": _attacked(shop),
         "label_names": list(task.label_names),
         "holdings": client_labels(task),
         "defense": defense_card(shop.chain, promised, some.undefended.gradient, some.defended.gradient, moved),
@@ -164,7 +174,31 @@ def describe(shop: Workshop, evidence: Evidence, verdict: Verdict, promised: Sta
         "candidates": evidence.among,
         "judges": shop.judges,
         "attacks": evidence.runs,
-        "assumptions": assumptions(task, shop.chain, attempted, federation, settings),
-        "not_given": not_given(task, attempted),
-        "not_tried": evidence.skipped + not_tried(shop.chain, attempted, federation, settings),
+        "assumptions": assumptions(situation, attempted),
+        "not_given": not_given(task.model, attempted),
+        "not_tried": evidence.skipped + not_tried(situation, attempted),
     }
+
+
+def _attacked(shop: Workshop) -> str:
+    """What was attacked: "16 updates of one image each, at the untrained model"."""
+    settings, federation = shop.experiment.audit, shop.experiment.federation
+    epochs = federation.local_epochs if federation.protocol == "fedavg" else 1
+    updates = attacked_words(settings.victims, settings.batch_size, shop.modality.words, epochs)
+    # A model built by name starts from random weights; the user's own may have been trained before.
+    return f"{updates}, {in_rounds(settings.rounds, untrained='split' in shop.task.description)}"
+
+
+def _situation(shop: Workshop) -> Situation:
+    settings, federation = shop.experiment.audit, shop.experiment.federation
+    local = federation.protocol == "fedavg"
+    return Situation(
+        model=shop.task.model,
+        chain=shop.chain,
+        updates=settings.victims,
+        examples=settings.batch_size,
+        rounds=settings.rounds,
+        attackers=settings.attackers,
+        local_steps=settings.local_steps if local else None,
+        trained_in=None if local else federation.batch_size,
+    )

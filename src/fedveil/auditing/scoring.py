@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -25,6 +25,18 @@ from fedveil.leakage.truths import Truths
 
 REVISION = 1  # raised when the same findings get other scores, beside `Modality.revision`
 _FACTS = ("attack", "role", "question", "steps", "seconds")
+
+
+class Batches(Protocol):
+    """Which update every example belongs to: all that is asked of the truth once everything is scored."""
+
+    @property
+    def rounds(self) -> tuple[int, ...]:
+        """The round of every update."""
+
+    @property
+    def groups(self) -> list[int]:
+        """The update of every example."""
 
 
 # ---- one role alone ------------------------------------------------------------------------------------------
@@ -100,6 +112,23 @@ def score_finding(attack: str, role: Role, finding: Finding, truths: Truths, mod
         labels=_found_labels(finding.labels, truths.labels),
         costs=finding.costs if finding.steps else None,
         on_the_way=scores.on_the_way,
+        steps=tuple(finding.steps),
+        seconds=finding.seconds,
+    )
+
+
+def score_unknown(attack: str, role: Role, finding: Finding, modality: Modality) -> RoleScore:
+    """What can be told of a reconstruction without the truth: what it looks like, and how well it fits the update."""
+    if isinstance(finding, Links):
+        raise ValueError("a link test has candidates, so the truth is known")
+    flat = finding.inputs.flatten(0, 1)
+    return RoleScore(
+        attack,
+        role,
+        "reconstruct",
+        _with_cost({"diverged": ~torch.isfinite(flat).flatten(1).all(1).cpu()}, finding),
+        exhibit=modality.exhibit(flat),
+        costs=finding.costs if finding.steps else None,
         steps=tuple(finding.steps),
         seconds=finding.seconds,
     )
@@ -252,7 +281,7 @@ def _groups(question: Question, truths: Truths) -> list[int]:
 
 def attack_run(
     scores: Sequence[RoleScore],
-    truths: Truths,
+    truths: Batches,
     settings: dict[str, Any],
     *,
     labels_known: bool = True,
@@ -273,7 +302,7 @@ def attack_run(
         restarts=restarts,
         steps=steps,
         victims=len(truths.rounds),
-        batch_size=truths.originals.shape[1],
+        batch_size=len(truths.groups) // len(truths.rounds),
         label_recovery=read,
         curves=[_curve(score, score.costs) for score in scores if score.costs is not None],
         on_the_way={score.role: _marks(score, truths) for score in scores if score.on_the_way},
@@ -287,7 +316,7 @@ def _curve(score: RoleScore, noted: Tensor) -> CostCurve:
     return CostCurve(attack=score.attack, role=score.role, steps=list(score.steps), median=median, low=low, high=high)
 
 
-def _marks(score: RoleScore, truths: Truths) -> dict[str, dict[str, Estimate]]:
+def _marks(score: RoleScore, truths: Batches) -> dict[str, dict[str, Estimate]]:
     return {
         name: {mark: estimate(bootstrap(value.numpy(), groups=truths.groups)) for mark, value in marks.items()}
         for name, marks in score.on_the_way.items()

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 from torch import nn
 
+from fedveil.attacks.base import Attack
 from fedveil.auditing.result import Assumption
-from fedveil.auditing.settings import AuditSettings
+from fedveil.defenses.base import MessageKind
 from fedveil.defenses.chain import Chain
-from fedveil.federation.settings import FederationSettings
+from fedveil.leakage.modality import Words
 from fedveil.registry import attacks as attack_registry
-from fedveil.tasks.task import Task
 
 _LABELS = {
     "known": "The attacker knows the labels of the batch; they can usually be read off the last layer.",
@@ -19,45 +21,115 @@ _LABELS = {
     "recovered": "The attacker reads the labels of the batch, with repeats, off the last layer's gradient.",
     "optimized": "The attacker searches for the labels together with the inputs.",
 }
+_LOCAL_STEPS = {
+    "unrolled": "The attacker repeats the local steps, supposing that every epoch walks through the examples in the "
+    "same order.",
+    "pseudo-gradient": "The attacker takes the change of the weights for one gradient.",
+}
+_MESSAGES: dict[MessageKind, str] = {
+    "gradient": "captured gradients",
+    "weights": "captured weights after {}",
+    "delta": "captured changes of the weights over {}",
+}
 
 
-def protocol_words(task: Task, federation: FederationSettings) -> str:
-    """The protocol in a few words: "FedSGD, 4 clients, batch 8"."""
-    name = {"fedsgd": "FedSGD", "fedavg": "FedAvg"}[federation.protocol]
-    local = f", {federation.local_epochs} local epochs" if federation.local_epochs > 1 else ""
-    return f"{name}, {len(task.clients)} clients, batch {federation.batch_size}{local}"
+# ---- what was attacked ---------------------------------------------------------------------------------------
 
 
-def attacked_words(task: Task, federation: FederationSettings, settings: AuditSettings) -> str:
-    """What was attacked: "16 updates of one image each, at the untrained model"."""
-    size, count = settings.batch_size, settings.victims
-    images = "one image" if size == 1 else f"{size} images"
-    updates = f"{count} updates of {images} each" if count > 1 else f"one update of {images}"
-    if federation.protocol == "fedavg" and federation.local_epochs > 1:
-        updates += f" ({federation.local_epochs} local epochs)"
-    # A model built by name starts from random weights; the user's own may have been trained before.
-    first = "at the untrained model" if "split" in task.description else "at the model as it was given"
-    places = [first if number == 1 else f"at the start of round {number}" for number in settings.rounds]
-    if len(places) == 1:
-        return f"{updates}, {places[0]}"
-    return f"{updates}, in each of {len(places)} rounds: {', '.join(places[:-1])} and {places[-1]}"
+def protocol_words(protocol: str, clients: int, batch_size: int, local_epochs: int = 1) -> str:
+    """The protocol in a few words.
+
+    >>> protocol_words("fedsgd", 4, 8)
+    'FedSGD, 4 clients, batch 8'
+    """
+    name = {"fedsgd": "FedSGD", "fedavg": "FedAvg"}[protocol]
+    local = f", {local_epochs} local epochs" if local_epochs > 1 else ""
+    return f"{name}, {clients} clients, batch {batch_size}{local}"
+
+
+def message_words(kind: MessageKind, steps: int) -> str:
+    """What captured updates are, where the protocol behind them is not known.
+
+    >>> message_words("weights", 4)
+    'captured weights after 4 local steps'
+    """
+    return _MESSAGES[kind].format(_many(steps, "local step"))
+
+
+def attacked_words(count: int, examples: int, words: Words, local_epochs: int = 1) -> str:
+    """How many updates of what were attacked.
+
+    >>> from fedveil.leakage.pictures import Pictures
+    >>> attacked_words(16, 1, Pictures.words)
+    '16 updates of one image each'
+    """
+    behind = f"one {words.one}" if examples == 1 else f"{examples} {words.many}"
+    updates = f"{count} updates of {behind} each" if count > 1 else f"one update of {behind}"
+    return f"{updates} ({local_epochs} local epochs)" if local_epochs > 1 else updates
+
+
+def in_rounds(rounds: Sequence[int], *, untrained: bool) -> str:
+    """At which models an audit attacks.
+
+    untrained: the first round starts from random weights; else it may have been trained before.
+    """
+    first = "at the untrained model" if untrained else "at the model as it was given"
+    found = [first if number == 1 else f"at the start of round {number}" for number in rounds]
+    if len(found) == 1:
+        return found[0]
+    return f"in each of {len(found)} rounds: {', '.join(found[:-1])} and {found[-1]}"
+
+
+def captured_in(sources: Sequence[tuple[int, int]]) -> str:
+    """Where captured updates come from, given the round and the client of each.
+
+    >>> captured_in([(3, 0)]), captured_in([(1, 0), (1, 1)])
+    ('captured in round 3 of client 0', 'captured in round 1 of 2 clients')
+    """
+    rounds, clients = (sorted(set(each)) for each in zip(*sources, strict=True))
+    whose = f"client {clients[0]}" if len(clients) == 1 else f"{len(clients)} clients"
+    return f"captured in {_listed(rounds, 'round')} of {whose}"
+
+
+# ---- what was supposed ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Attempted:
-    """What the attacks of an audit were, as far as the threat model speaks of them."""
+    """What the attacks were, as far as the threat model speaks of them."""
 
     attacks: tuple[str, ...]  # by name
     labels: tuple[str, ...] = ()  # where those that rebuild inputs get the labels from
     candidates: int | None = None  # that those who link updates are given; None where none does
 
+    @classmethod
+    def of(cls, attacks: Sequence[Attack], among: int) -> Self:
+        """That of some attacks, with `among` candidates for those who link."""
+        return cls(
+            attacks=tuple(each.name for each in attacks),
+            labels=tuple(each.labels_from for each in attacks if each.labels_from),
+            candidates=among if any(each.question == "link" for each in attacks) else None,
+        )
 
-def assumptions(
-    task: Task, chain: Chain, attempted: Attempted, federation: FederationSettings, settings: AuditSettings
-) -> list[Assumption]:
+
+@dataclass(frozen=True)
+class Situation:
+    """What attackers faced, in facts that an audit and captured updates both have."""
+
+    model: nn.Module
+    chain: Chain
+    updates: int  # attacked in each of the rounds; captured ones in all
+    examples: int  # behind each
+    rounds: tuple[int, ...]
+    attackers: str = "both"  # as `AuditSettings` has it
+    local_steps: str | None = None  # how the local steps behind an update were attacked; None where there are none
+    trained_in: int | None = None  # examples of the batches that clients send in training, one by one
+    captured: MessageKind | None = None  # what was captured; None in an audit, which makes its own updates
+
+
+def assumptions(situation: Situation, attempted: Attempted) -> list[Assumption]:
     """The threat model, switch by switch."""
     labels = sorted(set(attempted.labels))
-    size = settings.batch_size
     found = [
         Assumption(
             switch="attacker",
@@ -70,24 +142,13 @@ def assumptions(
             if labels
             else []
         ),
-        Assumption(
-            switch="attacked update",
-            setting=f"{size} example{'s' if size > 1 else ''}, round {', '.join(map(str, settings.rounds))}",
-            words=f"Each of {settings.victims} updates per attacked round is made from {size} "
-            f"example{'s' if size > 1 else ''}"
-            + (f"; training itself uses batches of {federation.batch_size}, which leak less" if size == 1 else "")
-            + ". Round 1 attacks the model before training.",
-        ),
-        Assumption(
-            switch="knowledge of the defense",
-            setting={"both": "without and with", "naive": "without", "adaptive": "with"}[settings.attackers],
-            words=_knowledge_words(chain),
-        ),
+        _attacked_update(situation),
+        _knowledge(situation),
         Assumption(
             switch="batch-norm statistics",
-            setting="not known" if _batch_norm(task.model) else "none in this model",
+            setting="not known" if _batch_norm(situation.model) else "none in this model",
             words="The statistics of the victim's batch are not given to the attacker."
-            if _batch_norm(task.model)
+            if _batch_norm(situation.model)
             else "The model has no batch norm.",
         ),
     ]
@@ -101,14 +162,10 @@ def assumptions(
                 "asks which of them was used.",
             )
         )
-    if federation.protocol == "fedavg":
-        words = {
-            "unrolled": "The attacker repeats the local steps, supposing that every epoch walks through the examples "
-            "in the same order.",
-            "pseudo-gradient": "The attacker takes the change of the weights for one gradient.",
-        }
-        found.append(Assumption(switch="local steps", setting=settings.local_steps, words=words[settings.local_steps]))
-    if _dropout(task.model):
+    if situation.local_steps is not None:
+        local = situation.local_steps
+        found.append(Assumption(switch="local steps", setting=local, words=_LOCAL_STEPS[local]))
+    if _dropout(situation.model):
         found.append(
             Assumption(
                 switch="dropout masks",
@@ -120,9 +177,29 @@ def assumptions(
     return found
 
 
-def _knowledge_words(chain: Chain) -> str:
+def _attacked_update(situation: Situation) -> Assumption:
+    examples = _many(situation.examples, "example")
+    setting = f"{examples}, {_listed(situation.rounds, 'round')}"
+    if situation.captured is not None:
+        words = (
+            f"The attacker saw {_many(situation.updates, 'update')}, {situation.captured} each, and takes from the "
+            f"capture that {examples} {'are' if situation.examples > 1 else 'is'} behind each."
+        )
+        return Assumption(switch="captured update", setting=setting, words=words)
+    words = f"Each of {situation.updates} updates per attacked round is made from {examples}"
+    if situation.examples == 1 < (situation.trained_in or 1):
+        words += f"; training itself uses batches of {situation.trained_in}, which leak less"
+    return Assumption(
+        switch="attacked update", setting=setting, words=f"{words}. Round 1 attacks the model before training."
+    )
+
+
+def _knowledge(situation: Situation) -> Assumption:
+    switch, chain = "knowledge of the defense", situation.chain
     if not chain.defenses:
-        return "There is no defense to know."
+        captured = "No defense is stated: the attacker takes the updates as they are."
+        words = "There is no defense to know." if situation.captured is None else captured
+        return Assumption(switch=switch, setting="none to know" if situation.captured is None else "none", words=words)
     words = (
         "The naive attacker takes the update as it is. The adaptive attacker knows the defense and its settings, not "
         "its random draws."
@@ -132,10 +209,14 @@ def _knowledge_words(chain: Chain) -> str:
             f" But {' and '.join(chain.without_knowledge)} does not say what knowing it tells: there the adaptive "
             "attacker knows no more than the naive one."
         )
-    return words
+    setting = {"both": "without and with", "naive": "without", "adaptive": "with"}[situation.attackers]
+    return Assumption(switch=switch, setting=setting, words=words)
 
 
-def not_given(task: Task, attempted: Attempted) -> list[str]:
+# ---- what was withheld, and what was left out ------------------------------------------------------------------
+
+
+def not_given(model: nn.Module, attempted: Attempted) -> list[str]:
     """What the attacker had to do without."""
     linking = " (who links updates has the examples behind them among others)" if attempted.candidates else ""
     items = [
@@ -143,10 +224,10 @@ def not_given(task: Task, attempted: Attempted) -> list[str]:
         "the random numbers that the defense drew",
         "other data of the same kind, beyond its normalization",
     ]
-    return items + (["the statistics of the victim's batch"] if _batch_norm(task.model) else [])
+    return items + (["the statistics of the victim's batch"] if _batch_norm(model) else [])
 
 
-def not_tried(chain: Chain, attempted: Attempted, federation: FederationSettings, settings: AuditSettings) -> list[str]:
+def not_tried(situation: Situation, attempted: Attempted) -> list[str]:
     """What a stronger attacker might do: absence here is no evidence of safety."""
     others = sorted(attack_registry.entries().keys() - set(attempted.attacks))
     items = [f"the attacks {', '.join(others)}"] if others else []
@@ -156,10 +237,11 @@ def not_tried(chain: Chain, attempted: Attempted, federation: FederationSettings
         "a malicious server that changes the model to make it leak",
         "membership inference and attacks on the finished model",
     ]
-    if chain.defenses and (settings.attackers == "naive" or chain.without_knowledge):
+    chain, batch = situation.chain, situation.trained_in
+    if chain.defenses and (situation.attackers == "naive" or chain.without_knowledge):
         items.insert(0, "an attacker who knows the defense")
-    if federation.protocol == "fedsgd" and settings.batch_size == 1 and federation.batch_size > 1:
-        items.append(f"updates of whole batches of {federation.batch_size}, as training sends them (set batch_size)")
+    if situation.examples == 1 and batch is not None and batch > 1:
+        items.append(f"updates of whole batches of {batch}, as training sends them (set batch_size)")
     return items
 
 
@@ -169,3 +251,12 @@ def _batch_norm(model: nn.Module) -> bool:
 
 def _dropout(model: nn.Module) -> bool:
     return any(isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0 for module in model.modules())
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count} {what}{'s' if count > 1 else ''}"
+
+
+def _listed(numbers: Sequence[int], what: str) -> str:
+    shown = ", ".join(map(str, numbers[:5])) + (", …" if len(numbers) > 5 else "")
+    return f"{what}{'s' if len(numbers) > 1 else ''} {shown}"

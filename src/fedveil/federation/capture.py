@@ -49,7 +49,7 @@ from fedveil.defenses.base import MessageKind, step_weight
 from fedveil.defenses.updates import Updates
 from fedveil.errors import FedveilError
 from fedveil.federation.facts import PublicFacts
-from fedveil.federation.tensorfile import Header, grouped, prefixed, read_tensors, write_tensors
+from fedveil.federation.tensorfile import Header, grouped, prefixed, read_tensors, seal, write_tensors
 from fedveil.fields import problems
 from fedveil.intake import Intake
 from fedveil.tasks.inputs import Inputs, count, leaves
@@ -105,9 +105,17 @@ class Capture:
 
     def save(self, path: Path | str) -> None:
         """Write the file that the head of this module describes."""
+        write_tensors(Path(path), self.header(), self._tensors())
+
+    @property
+    def content(self) -> str:
+        """The SHA-256 of all that it holds: the one that its file carries."""
+        return seal(self.header().model_dump_json(), self._tensors())
+
+    def _tensors(self) -> Tensors:
+        """As they are named in the file."""
         tensors = {**prefixed("before", self.before), **prefixed("shared", self.shared)}
-        tensors |= prefixed("buffers", self.buffers or {}) | prefixed("buffers_before", self.buffers_before or {})
-        write_tensors(Path(path), self.header(), tensors)
+        return tensors | prefixed("buffers", self.buffers or {}) | prefixed("buffers_before", self.buffers_before or {})
 
     def header(self) -> CaptureHeader:
         """All but the tensors, as it is written."""

@@ -1,0 +1,165 @@
+"""Captured updates ready to be attacked: everything checked, nothing run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self, cast
+
+from fedveil.attacks.base import Attack
+from fedveil.attacks.scene import Public, Workbench
+from fedveil.auditing.candidates import Originals
+from fedveil.auditing.capture_checks import (
+    Attackable,
+    CaptureSetting,
+    check_captures,
+    examples_of,
+    stacked,
+    steps_alike,
+)
+from fedveil.auditing.capture_truth import Data, OneTruth, originals_of, others_of, read_truths
+from fedveil.auditing.experiment import Experiment
+from fedveil.auditing.settings import AuditSettings
+from fedveil.auditing.store import Store
+from fedveil.auditing.workshop import Case
+from fedveil.defenses.updates import Updates
+from fedveil.errors import FedveilError
+from fedveil.federation.capture import Capture
+from fedveil.fields import field_names
+from fedveil.leakage.modalities import modality
+from fedveil.leakage.modality import Modality
+from fedveil.leakage.pictures import Pictures
+from fedveil.tasks.task import Task
+from fedveil.workers import Workers
+
+
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """What an attack on captures was given."""
+
+    captures: list[Capture]
+    experiment: Experiment  # attacks, settings, seed and backend; its task and federation do not count
+    setting: CaptureSetting
+    truth: OneTruth | Sequence[OneTruth] | None = None
+    data: Data | None = None
+    data_root: Path | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class CaptureShop:
+    """Captures that fit together, with all that they are attacked, scored and judged by."""
+
+    captures: list[Capture]
+    known: Attackable
+    case: Case
+    attacks: tuple[Attack, ...]
+    skipped: list[str]  # a line on each attack that cannot be run, and why
+    originals: Originals | None  # where the truth is known
+    others: Task | None  # what the originals are told from
+    judges: list[str]  # a sentence on each network that compares examples
+
+    @classmethod
+    def open(cls, asked: Asked, store: Store, workers: Workers) -> Self:
+        """Check and prepare all that can be, before anything is attacked."""
+        captures, experiment, data = asked.captures, asked.experiment, asked.data
+        known = check_captures(captures, _with_normalization(asked))
+        truths = read_truths(asked.truth, len(captures))
+        originals = originals_of(truths, captures, known) if truths else None
+        others = None if data is None else others_of(data, known, asked.setting.loss, asked.data_root)
+        settings = _settings(experiment.audit, captures, known)
+        kind, judges = _modality(known, others, settings, learns=isinstance(data, Task | str))
+        attacks, skipped = _attacks(experiment.attacks, originals is not None, others is not None)
+        for attack in attacks:
+            _check_attack(attack, settings, known, kind)
+        case = Case(
+            name=f"{known.model_name}, captured",
+            public=Public(known.model, asked.setting.loss, kind.layout(known.shape), known.classes),
+            modality=kind,
+            settings=settings,
+            store=store,
+            bench=Workbench(backend=experiment.backend, workers=workers),
+            seed=experiment.seed,
+        )
+        return cls(captures, known, case, attacks, skipped, originals, others, judges)
+
+    @cached_property
+    def updates(self) -> Updates:
+        """The captures as one stack of victims."""
+        return stacked(self.captures, self.known.model)
+
+
+def _with_normalization(asked: Asked) -> CaptureSetting:
+    """Where neither the user nor the capture says how inputs were normalized, a task of the same kind of data does."""
+    setting, data = asked.setting, asked.data
+    stated = setting.normalization is not None or any(each.public.mean is not None for each in asked.captures)
+    return replace(setting, normalization=data.normalization) if isinstance(data, Task) and not stated else setting
+
+
+def _settings(given: AuditSettings, captures: Sequence[Capture], known: Attackable) -> AuditSettings:
+    """The settings with what the captures say of themselves."""
+    first, chain = captures[0], known.chain
+    if given.candidates < 2:
+        raise FedveilError("an image cannot be told from others with 1 candidate: use at least 2 (candidates)")
+    if given.attackers == "adaptive" and chain.defenses and not chain.states_knowledge:
+        raise FedveilError(
+            f"{chain} does not say what an attacker who knows it would do: give its class `knowledge`, or attack with "
+            "attackers='naive'"
+        )
+    return replace(
+        given,
+        victims=len(captures),
+        batch_size=examples_of(first),
+        rounds=tuple(sorted({capture.round for capture in captures})),
+        # An attack can repeat only steps of one size and rate; of others it matches the mean gradient.
+        local_steps=given.local_steps if steps_alike(first) else "pseudo-gradient",
+        attackers=given.attackers if chain.defenses else "both",
+    )
+
+
+def _modality(
+    known: Attackable, others: Task | None, settings: AuditSettings, *, learns: bool
+) -> tuple[Modality, list[str]]:
+    """The kind of data, with networks that compare examples where there are enough others to train them on."""
+    if others is None:
+        return Pictures(known.normalization), []
+    kind, tools = modality("pictures"), settings.tools if learns else settings.tools | {"reference": "none"}
+    kind.check(others, tools)
+    return kind.equipped(others, tools)
+
+
+def _attacks(given: Sequence[Attack], scored: bool, judged: bool) -> tuple[tuple[Attack, ...], list[str]]:
+    """The attacks that can be run, and a line on each that cannot."""
+    found, skipped = [], []
+    for attack in given:
+        if "candidates" in attack.needs and not (scored and judged):
+            skipped.append(f"the attack {attack.name}: it needs what was behind the updates (truth), and others (data)")
+        elif "auxiliary" in attack.needs and not judged:
+            skipped.append(f"the attack {attack.name}: there are no auxiliary data for it to learn from (data)")
+        else:
+            found.append(attack if scored else without_known_labels(attack))
+    if not found:
+        raise FedveilError("; ".join(skipped))
+    return tuple(found), skipped
+
+
+def without_known_labels(attack: Attack) -> Attack:
+    """The attack as it is where nobody tells it the labels: it reads them off the update."""
+    if "labels" not in attack.needs:
+        return attack
+    if "labels" in field_names(type(attack)):
+        return replace(cast(Any, attack), labels="recovered")  # type: ignore[no-any-return]
+    raise FedveilError(f"{attack.name} is told the labels: give what was behind the updates (truth)")
+
+
+def _check_attack(attack: Attack, settings: AuditSettings, known: Attackable, kind: Modality) -> None:
+    if attack.modalities and kind.name not in attack.modalities:
+        raise FedveilError(f"{attack.name} attacks {' or '.join(attack.modalities)}, not {kind.name}")
+    if "batch of one" in attack.needs and settings.batch_size != 1:
+        raise FedveilError(
+            f"{attack.name} reads the label of a single example, and this update is of {settings.batch_size}: use "
+            "inverting-gradients with labels recovered"
+        )
+    if "classes" in attack.needs and known.classes is None:
+        raise FedveilError(f"{attack.name} optimizes labels, but the model's output is not one score per class")
