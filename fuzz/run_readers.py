@@ -24,8 +24,6 @@ from torch import Tensor, nn
 from fedveil.attacks.inverting_gradients import InvertingGradients
 from fedveil.attacks.problem import Reconstruction
 from fedveil.auditing.captures import CaptureSetting, attack_captures, check_captures, examples_of, steps_alike
-from fedveil.auditing.kept import Found, kept
-from fedveil.clients.batch import ClientBatch
 from fedveil.defenses.base import Call, Defense
 from fedveil.defenses.chain import Chain
 from fedveil.federation.capture import Capture, Truth

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from fedveil.auditing.judgment import Judgment, Terms
 from fedveil.auditing.result import TOGETHER, Cost, Estimate, Question, Row, Warned
 from fedveil.auditing.scoring import estimate
-from fedveil.auditing.settings import Audit, AuditSettings
+from fedveil.auditing.settings import AuditSettings
 from fedveil.auditing.table import rounded_up
 from fedveil.leakage.intervals import Interval, bootstrap
 from fedveil.leakage.modality import Words
