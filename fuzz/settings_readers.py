@@ -106,17 +106,15 @@ TOML_VALUES = (
 
 
 def _configs() -> SearchStrategy[Files]:
-    made = Config.checked(
-        "audit", {"defense": ["clip:norm=1", "gradient-dropout"], "federation": {"lr_steps": [[2, 0.1]]}}
-    )
+    made = Config.checked({"defense": ["clip:norm=1", "gradient-dropout"], "federation": {"lr_steps": [[2, 0.1]]}})
     text = to_toml(made.kept())
     odd = odd_lines(text.splitlines(), TOML_VALUES, " = ").map(lambda each: each.encode("utf-8", "surrogatepass"))
     return named("config.toml", any_of(odd, odd, damaged(text.encode())))
 
 
 def _read_config(folder: Path) -> object:
-    made = Config.read("audit", Given(values={}, config=folder / "config.toml", resume=False))
-    again = Config.checked("audit", tomllib.loads(to_toml(made.kept())))
+    made = Config.load("audit", Given(values={}, config=folder / "config.toml", resume=False))
+    again = Config.checked(tomllib.loads(to_toml(made.kept())))
     assert again.kept() == made.kept(), "what is written down does not read as the same"
     return made
 
