@@ -199,7 +199,7 @@ def _related(scores: Sequence[RoleScore], modality: Modality) -> list[dict[str, 
 def make_row(
     attack: str, role: Role, values: Mapping[str, Tensor], groups: list[int], *, question: Question = "reconstruct"
 ) -> Row:
-    """A row from one value per example and metric. That nothing diverged goes without saying."""
+    """A row from one value per example and metric; `diverged` is left out where nothing did."""
     values = {name: _finite(name, value) for name, value in values.items()}
     values = {name: v for name, v in values.items() if len(v) and (name != "diverged" or bool(v.any()))}
     metrics = {
