@@ -20,11 +20,11 @@ from fedveil.cli.config import Config
 from fedveil.cli.display import Display
 from fedveil.cli.folder import CONFIG, Claim, claimed
 from fedveil.cli.options import Given
-from fedveil.federation.exposure import exposures
+from fedveil.federation.exposure import ledger_of
 from fedveil.federation.observers import Observer
 from fedveil.federation.run import Run, checked_plan, federate
 from fedveil.files import write_atomically
-from fedveil.ledger.statement import Statement, statement
+from fedveil.ledger.statement import Statement
 from fedveil.tasks.task import Task
 from fedveil.workers import Workers, pack
 
@@ -152,7 +152,7 @@ def _run_train(config: Config, place: Claim) -> None:
             resume=place.resumes,
             workers=pool,
         )
-        promised = statement(config.chain, exposures(task, config.federation, trained=len(run.history)))
+        promised = ledger_of(task, config.federation, config.chain, run.history).statement()
         _save_run(run, task, place, promised)
     _show_run(run, place, config, promised)
 
