@@ -52,7 +52,7 @@ class Intake:
         floating = {name: matrix(tensor) for name, tensor in updates.items() if tensor.is_floating_point()}
         if not floating:
             return {}
-        # One pass over the entries is enough where all is well: a norm of finite length has finite terms.
+        # One pass over the entries is enough where all is well: if the norm is finite, so are all entries.
         each = [torch.linalg.vector_norm(t, dim=1, dtype=_wide(t)).double() for t in floating.values()]
         norms = torch.linalg.vector_norm(torch.stack(each), dim=0)
         fine = (norms <= self.longest) & norms.isfinite()

@@ -27,8 +27,8 @@ class Accumulation:
         self._parts: list[ClientBatch] = []
 
     def add(self, batch: ClientBatch) -> StepResult:
-        """Take in a micro-batch; gives its loss and the buffers it moved. What else it has must not go out."""
-        # The first one draws what a whole batch would. The others need draws of their own.
+        """Add a micro-batch. Of the result, use the loss and the buffers only: the rest is not protected yet."""
+        # The first micro-batch draws what a whole batch would draw; the others need draws of their own.
         number = len(self._parts)
         own = batch.streams.fold("part", number) if number else batch.streams
         part, shared = self.chain.part(replace(batch, streams=own), self.states)
@@ -58,7 +58,7 @@ class Accumulation:
 
 
 def _zeros(like: Tensor) -> Tensor:
-    """Where a sum starts. Half precision would lose small terms of it, or overflow."""
+    """The zero that a sum starts from, in float32 for half precision, which would lose small terms or overflow."""
     short = like.dtype in (torch.float16, torch.bfloat16)
     return torch.zeros_like(like, dtype=torch.float32 if short else like.dtype)
 

@@ -16,7 +16,7 @@ from fedveil.tree import at_least_single
 
 Norm = Literal["l2", "linf"]
 PADDING = "attention_mask"  # the part of text inputs that tells tokens from padding
-TINY = 1e-30  # keeps a division by the length of nothing finite
+TINY = 1e-30  # keeps a division by a length of zero finite
 VANISHED = 1e-9  # below this share of the lower bound a perturbation has no direction worth keeping
 
 
@@ -46,7 +46,7 @@ class Ring:
         In L2 to the nearest point. In L∞ entries are cut at `high`; a δ that must grow is scaled (our reading: the
         nearest point would move a single entry). A δ of no length that must grow takes a random `direction`.
         """
-        wide = at_least_single(delta)  # half precision has no number as small as those that tell nothing from little
+        wide = at_least_single(delta)  # in half precision a small δ could not be told from one that vanished
         length = self.length(wide, axes)
         if self.low > 0:
             grown, size = wide, length
@@ -71,14 +71,14 @@ class Ring:
         return (direction / size.clamp_min(TINY) * length.reshape(size.shape)).to(like.dtype)
 
     def farthest(self, noise: Tensor, axes: int = 1) -> Tensor:
-        """Standard normal noise as a random δ of the greatest length: where sign steps and error minimizing end up."""
+        """Standard normal noise turned into a random δ of the greatest length, where searches for δ usually end."""
         if self.norm == "linf":
             return noise.sign() * self.high
         wide = at_least_single(noise)
         return (wide / self.length(wide, axes).clamp_min(TINY) * self.high).to(noise.dtype)
 
     def clamped(self, draw: Tensor, axes: int = 1) -> Tensor:
-        """A draw with its length brought into the ring, as a function that `vmap` can go through; zero stays zero."""
+        """A draw with its length brought into the ring, in a form that supports `vmap`; zero stays zero."""
         wide = at_least_single(draw)
         length = self.length(wide, axes)
         return (wide / length.clamp_min(TINY) * length.clamp(self.low, self.high)).to(draw.dtype)
@@ -109,8 +109,8 @@ def top_share(
 ) -> Tensor:
     """A mask of the `share` of each example's entries with the greatest magnitude: at least one, at most that share.
 
-    channels_together: of each example's pixels, ranked by the sum of |value| over the first axis of the example.
-    among: a mask of the entries that count at all; the share is of these, and it takes none of the others.
+    channels_together: choose whole pixels, ranked by the sum of |value| over the first axis of the example.
+    among: a mask of the entries to choose from; the share is a share of these.
 
     >>> top_share(torch.tensor([[[3.0, -4.0, 1.0, 0.0]]]), 0.5)
     tensor([[[ True,  True, False, False]]])
@@ -130,7 +130,7 @@ def top_share(
 
 
 def _top_share_among(size: Tensor, share: float, among: Tensor, axes: int) -> Tensor:
-    """Examples differ in how many entries count, so that each has a rank of its own up to which it takes them."""
+    """The same where examples differ in how many entries count: each takes its own number of them."""
     flat = torch.where(among, size, -1.0).reshape(*size.shape[:axes], -1)
     room = (share * among.reshape(flat.shape).sum(-1, keepdim=True) + 1e-9).floor().clamp_min(1)
     rank = flat.argsort(dim=-1, descending=True, stable=True).argsort(dim=-1)

@@ -1,4 +1,4 @@
-"""The extension point: a defense acts at one place on the client's way from data to update."""
+"""The extension point: a defense acts at one place on the way from a client's data to its update."""
 
 from __future__ import annotations
 
@@ -85,15 +85,15 @@ class Knowledge:
     # For defenses that perturb the data: functions of candidate inputs and standard normal noise of their shape, run
     # in this order, that give what the gradient was taken at. The attack draws the noise anew at every step.
     simulate: tuple[Callable[[Tensor, Tensor], Tensor], ...] = ()
-    # For defenses that move the weights first: what may have happened. The attacker tries each; keeps the lowest cost.
+    # For defenses that move the weights first: what may have happened. An attacker tries each; keeps the lowest cost.
     before: tuple[StepsBefore, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """What `protect` gets beside the update, for K clients: what it may draw from, its memory, and no data by default.
+    """What `protect` gets beside the update, for K clients: random streams, its own memory, and by default no data.
 
-    A deployment that has nothing but an update makes one by itself: `Call(Streams.secure([client]))`.
+    A deployment that has nothing but an update makes its own: `Call(Streams.secure([client]))`.
     """
 
     streams: Streams
@@ -108,7 +108,7 @@ class Call:
 
 
 def trusting(observed: Tree) -> Knowledge:
-    """What an attacker knows who takes an update as it is: every entry is trusted alike."""
+    """The knowledge of an attacker who takes an update as it is and trusts every entry alike."""
     return Knowledge(target=observed, weight=observed.map(lambda tensor: tensor.new_ones(()).expand_as(tensor)))
 
 
@@ -125,11 +125,11 @@ class Defense:
     state_scope: ClassVar[Literal["round", "run"]] = "round"
     # "batch" (`protect` looks at data or model), "validation", "linear layer", ...; a property where fields decide
     needs: ClassVar[frozenset[str]] = frozenset()
-    validation_examples: int = 64  # at most so many of a client's own, for a defense that needs "validation"; a field
+    validation_examples: int = 64  # the most of its own that a client validates on; a field of those that need it
     paper: ClassVar[str] = ""
     promises: ClassVar[str] = "nothing formal"  # in a few words, for lists; `guarantee` has the sentence
     strength: ClassVar[Strength | None] = None
-    random_sizes: ClassVar[bool] = False  # `sample` draws batches of any size; an empty one is shared too, as noise
+    random_sizes: ClassVar[bool] = False  # `sample` draws batches of random size; for an empty one, noise is shared
     weaknesses: ClassVar[tuple[str, ...]] = ()
     # Whether the best that an attacker who knows this defense can do is to match an update as it is. A defense that
     # neither says so nor overrides `knowledge` counts as never attacked by one who knows it: see `states_knowledge`.
@@ -146,7 +146,7 @@ class Defense:
         return bool(self.needs & {"batch", "validation"}) or owns_step(self) or perturbs(self)
 
     def check_parameters(self, parameters: Mapping[str, Tensor]) -> None:
-        """Refuse a model that this defense cannot protect, given all that is trained of it; before any long work."""
+        """Refuse a model that this defense cannot protect, given its trained parameters, before any long work."""
 
     def sample(self, labels: Tensor, size: int, streams: Streams) -> Tensor | None:
         """Choose the examples of a batch by their labels; None leaves the choice to the protocol. At any place."""
@@ -207,7 +207,7 @@ class SummedStep(Defense):
     """A defense that owns the step as a sum over examples, released once: micro-batches of the step add up."""
 
     def total(self, batch: ClientBatch) -> StepResult:
-        """The sum over the examples of a batch, in `update`. Nothing of it may go out."""
+        """The sum over the examples of a batch, in `update`. It must not go out as it is."""
         raise NotImplementedError  # every subclass defines its own
 
     def release(self, total: Tree, batch: ClientBatch) -> Tree:
@@ -221,7 +221,7 @@ class SummedStep(Defense):
 
 
 def require_declared(thing: object) -> None:
-    """Refuse what is no defense, and a defense whose fields nothing would check, name or compare."""
+    """Refuse what is not a defense, and a defense that is not declared: nothing would check or name its fields."""
     if not isinstance(thing, Defense):
         hint = f": write {thing.__name__}()" if isinstance(thing, type) and issubclass(thing, Defense) else ""
         raise FedveilError(f"{thing!r} is not a defense{hint}")
@@ -248,7 +248,7 @@ def keeps_models(defense: Defense) -> bool:
 
 
 def states_knowledge(defense: Defense) -> bool:
-    """Whether a defense says what an attacker who knows it would do. Without that no informed attacker was tried."""
+    """Whether a defense says what an attacker who knows it would do. If not, no informed attacker can be tried."""
     return defense.matched_as_it_is or type(defense).knowledge is not Defense.knowledge
 
 

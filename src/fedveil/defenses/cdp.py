@@ -23,8 +23,8 @@ class CDP(Defense):
     """On a trusted server: clip each update to `clip`, and add N(0, (noise_multiplier·clip)²) to their sum.
 
     Hides what one client sent from those who see the models only. The server takes the plain mean: weights by size
-    would let a large client exceed its bound. Of m updates, each gets noise of (noise_multiplier·clip)²/m, which
-    sums to the same.
+    would let a large client exceed its bound. Each of m updates gets noise of variance
+    (noise_multiplier·clip)²/m, which adds up to that.
 
     Neighbors differ in all data of one client, which moves the sum by up to 2·clip, and a round has equally many
     clients every time. Geyer et al. count a client more or less under Poisson sampling, which gives a smaller ε for
@@ -54,7 +54,7 @@ class CDP(Defense):
 
     def guarantee(self, exposure: Exposure) -> Guarantee:
         """A Gaussian mechanism of sensitivity 2·clip in every round, on a random part of the clients."""
-        # A round's clients stay the same over its steps: only where there is one step is the draw anew each time.
+        # The clients of a round stay the same over its steps, so sampling helps only where a round has one step.
         rate = exposure.sampling_rate if exposure.steps_per_round == 1 else 1.0
         return Guarantee(
             f"Formal guarantee: noise {self.noise_multiplier / 2:.3g} times the greatest effect of one client's data "

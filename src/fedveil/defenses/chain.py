@@ -124,10 +124,10 @@ class Chain:
         return self._protected("upload", update, streams, states, None)
 
     def protect_message(self, update: Tree, kind: MessageKind, streams: Streams, states: States) -> Tree:
-        """Protect a message where there is nothing but the update itself, such as a filter on a client's way out.
+        """Protect a message where only the update is at hand, as in a filter on a client's outgoing messages.
 
-        A chain that would have to act before, on data or on the gradients of local steps, is refused: without those
-        defenses the message would go out less protected than the chain promises.
+        A chain that should have acted earlier, on data or on the gradients of local steps, is refused: without those
+        defenses the message would be less protected than the chain promises.
         """
         self.check_message(kind)
         places: tuple[Place, ...] = ("gradient", "upload") if kind == "gradient" else ("upload",)
@@ -147,7 +147,7 @@ class Chain:
         require_real(update)
         for position, defense in self._at(place):
             own = streams.fold("place", position)
-            # Only those who declare it get the data.
+            # Only defenses that declare it get the data.
             data = batch.at(position, states[position]) if batch and "batch" in defense.needs else None
             update = defense.protect(update, Call(own, states[position], data))
         return update
@@ -173,7 +173,7 @@ class Chain:
     def part(self, batch: ClientBatch, states: States) -> tuple[ClientBatch, StepResult]:
         """What one micro-batch adds to a step, a sum over its examples, and the batch as the data defenses left it.
 
-        It is not protected yet: nothing of it may go out before `whole`.
+        It is not protected yet and must not go out: `whole` protects the sum.
         """
         batch = self._perturbed(batch, states)
         owner = self._owner()
@@ -217,11 +217,11 @@ class Chain:
 
     @property
     def random_sizes(self) -> bool:
-        """Whether a defense draws batches of random size: an empty one is shared too, for its absence would tell."""
+        """Whether a defense draws batches of random size: an empty one is shared too, or its absence would show."""
         return any(defense.random_sizes for defense in self.defenses)
 
     def sample(self, labels: Tensor, size: int, streams: Streams, *, fixed_size: bool = False) -> Tensor | None:
-        """The batch that a defense chooses, or None if there is none; `fixed_size`: not one of random size."""
+        """The batch that a defense chooses, or None if none does; `fixed_size`: skip those that draw random sizes."""
         for position, defense in enumerate(self.defenses):
             if not chooses_batch(defense) or (fixed_size and defense.random_sizes):
                 continue
@@ -244,7 +244,7 @@ class Chain:
             updates = defense.aggregate(updates, weights, streams.fold("place", position))
         return updates
 
-    # ---- what an attacker can make of it; what is promised, the ledger tells -----------------------------
+    # ---- what an attacker can make of it (the ledger tells what is promised) -----------------------------
 
     def knowledge(self, observed: Tree, facts: Facts) -> Knowledge:
         """Undo the chain from its end: each defense sees the estimate that the later ones left."""
@@ -293,7 +293,7 @@ class ClientStates:
             self._rows[client] = [{name: tensor[k] for name, tensor in state.items()} for state in states]
 
     def of(self, clients: Sequence[int]) -> ClientStates:
-        """The memories of some clients alone, to send to where these are trained."""
+        """The memories of some clients, to send to the process that trains them."""
         return ClientStates({client: self._rows[client] for client in clients if client in self._rows})
 
     def put(self, others: ClientStates) -> None:

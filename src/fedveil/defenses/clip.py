@@ -50,7 +50,7 @@ def clipped(update: Tree, norm: float, order: Literal["l1", "l2"] = "l2") -> Tre
     double = all(tensor.dtype == torch.float64 for tensor in update.values())
     digits = torch.finfo(torch.float64 if double else torch.float32)
     slack = 4 * digits.eps
-    # Below the smallest number that has all its digits an entry may grow by half of the smallest number there is.
+    # Subnormal entries lose digits: rounding may make one larger by half of the smallest number there is.
     lost = digits.smallest_normal * slack * update.size ** (1.0 if order == "l1" else 0.5)
     factor = torch.where(length <= norm, 1.0, max(norm * (1 - slack) - lost, 0.0) / length)
     factor = torch.where(factor < digits.smallest_normal, 0.0, factor)
@@ -65,6 +65,6 @@ def _scaled(tensor: Tensor, factor: Tensor) -> Tensor:
         return tensor * factor.to(tensor.dtype)
     exact = tensor.float() * factor.float()
     rounded = exact.to(tensor.dtype)
-    # As a whole number, the bits of a float are one less for the next one towards zero.
+    # Read as an integer, the bits of the next float towards zero are one less.
     lower = (rounded.view(torch.int16) - 1).view(tensor.dtype)
     return torch.where(rounded.float().abs() > exact.abs(), lower, rounded)

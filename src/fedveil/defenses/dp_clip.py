@@ -23,7 +23,7 @@ class ClippedNoise(Defense):
     bounds the difference of two by 2C, and all data of the client is covered at once.
     """
 
-    of = ("gradient", "delta")  # the norm of whole weights is no measure of what a client adds
+    of = ("gradient", "delta")  # the norm of whole weights does not measure what a client adds
     matched_as_it_is = True
     weaknesses = (
         "Every further update spends more: ε grows with the rounds.",

@@ -30,8 +30,8 @@ class DPGaussian(ClippedNoise):
 
     Local: any two updates are neighbors, so the sensitivity is 2·clip. The noise is that of the analytic Gaussian
     mechanism (Balle & Wang 2018), the least that gives `epsilon` at `delta` for one release. The classical
-    2·clip·√(2 ln(1.25/δ))/ε is proven for ε ≤ 1 only. It still is enough noise up to ε = 8.42 at δ = 1e-5 (6.77 at
-    1e-2, 9.62 at 1e-9), and too little from there on: see `classical_limit`.
+    2·clip·√(2 ln(1.25/δ))/ε is proven for ε ≤ 1 only. It is still enough noise up to ε = 8.42 at δ = 1e-5 (6.77 at
+    1e-2, 9.62 at 1e-9), and too little beyond: see `classical_limit`.
     """
 
     paper = "the DP-Gas baseline of FedBARRE; Balle & Wang 2018"
@@ -106,7 +106,7 @@ def gaussian_multiplier(epsilon: float, delta: float) -> float:
 
 
 def classical_limit(delta: float) -> float:
-    """The ε from which on √(2 ln(1.25/δ))/ε times the sensitivity is too little noise for (ε, δ).
+    """The ε above which √(2 ln(1.25/δ))/ε times the sensitivity is too little noise for (ε, δ).
 
     >>> round(classical_limit(1e-5), 2)
     8.42
@@ -116,7 +116,7 @@ def classical_limit(delta: float) -> float:
 
 
 def _least(enough: Callable[[float], bool]) -> float:
-    """The least positive number that is enough, of those from which on all are; to about 12 digits, never below."""
+    """The least positive number from which on all are enough: to about 12 digits, never too small."""
     low, high = 1.0, 1.0
     while not enough(high):
         low, high = high, 2 * high

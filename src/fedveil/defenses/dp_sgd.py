@@ -26,11 +26,11 @@ class DPSGD(SummedStep):
 
     Batches are drawn by Poisson sampling: each of a client's n examples joins a step by a coin of its own, with
     chance batch_size/n. The sum is divided by the planned batch size, and an empty batch is answered by noise alone:
-    the size of a batch must not show. In `Guard` the training loop composes the batches: it takes them from
-    `poisson_loader`, tells Guard the planned size and sends no batch size, or the ledger's ε does not hold there.
+    the size of a batch must not show. In `Guard` the training loop makes the batches: the ledger's ε holds there
+    only if it takes them from `poisson_loader`, tells Guard the planned size and sends no batch size.
 
-    FedEM's text experiments take noise_multiplier = 1e-3 and clip = 1, whose ε is in the millions: no protection by
-    proof. Models with batch norm are refused, for it mixes the examples of a batch.
+    FedEM's text experiments take noise_multiplier = 1e-3 and clip = 1, whose ε is in the millions: nothing is
+    proven. Models with batch norm are refused, since it mixes the examples of a batch.
     """
 
     paper = "Abadi et al. 2016; a baseline of FedEM's text experiments"

@@ -1,4 +1,4 @@
-"""Duchi et al.: every entry becomes one of two values, whose odds tell it in the mean."""
+"""Duchi et al.: every entry becomes one of two values, with odds that make its mean right."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Duchi(BoundedMechanism):
 
         What is sent has one size, so nothing in it tells how strong a layer's signal is. The share takes entries as
         uniform within the bound: (bound²/3)/(bound·C)². On weights, w_t shows which of them lie near the bound and are
-        surer for it; next to one step's change all of them are noise, so that is not made use of.
+        more certain; compared with one step's change all of them are noise, so this is not used.
         """
         share = signal_prior(self.epsilon)
         return Knowledge(target=observed * share, weight=observed.map(lambda tensor: torch.full_like(tensor, share)))

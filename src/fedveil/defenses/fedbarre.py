@@ -21,7 +21,7 @@ from fedveil.streams import Streams
 from fedveil.tasks.inputs import Inputs
 from fedveil.tree import Tree
 
-Models = Annotated[int, pydantic.Field(ge=1, le=100)]  # each is kept, trained and validated in every step
+Models = Annotated[int, pydantic.Field(ge=1, le=100)]  # every step trains, validates and keeps them all
 
 
 @defenses.register("fedbarre")
@@ -71,7 +71,7 @@ class FedBARRE(Defense):
     # Σ α_m·L_m − entropy·H(α) over the simplex (Appendix B): α = softmax(−L/entropy).
     selection: Literal["best", "mixed"] = "best"
     entropy: Positive = 0.1  # weight of the entropy penalty; our reading, used by "mixed"
-    # At most so many examples of the client's own validate a model, as far as there are: more cost time and memory.
+    # The most examples of its own that a client validates a model on: more cost time and memory.
     validation_examples: Count = 64
 
     @pydantic.model_validator(mode="after")
@@ -125,7 +125,7 @@ class FedBARRE(Defense):
         return Ensemble(tuple(members), table)
 
     def own_models(self, batch: ClientBatch) -> OwnModels:
-        """The randomized ensemble. The paper's accuracy may be its; the global model's is another number."""
+        """The randomized ensemble. The paper's accuracy may be that of the ensemble, not of the global model."""
         members, losses = self.train_ensemble(batch)
         return OwnModels("randomized ensemble", tuple(member.params for member in members), self._weights(losses))
 
@@ -212,7 +212,7 @@ class Member(NamedTuple):
 
 
 class Ensemble(NamedTuple):
-    """The local models of K clients. They never leave them: what the server has is the global model."""
+    """The local models of K clients. They never leave the clients: the server has the global model only."""
 
     members: tuple[Member, ...]
     losses: Tensor  # (K, M): of each on the client's own validation data

@@ -50,7 +50,7 @@ class FedCRAP(FedEM):
         return torch.where(focus, inside, delta)
 
     def _sparse(self, noise: Tensor) -> Tensor:
-        """The support of one step; under sign steps longer than the ball the last one is all that is left."""
+        """The support of one step: where sign steps are longer than the ball, only the last one is left."""
         mask = top_share(noise, self.share, axes=1, channels_together=self._by_pixel(noise, 1))
         return torch.where(mask, noise, 0.0)
 

@@ -29,8 +29,8 @@ class FedEM(Defense):
     Algorithm 1 of the paper. For each batch an inner model w_u starts at the global w; `steps` times
     δ ← Proj(δ − α·sign(∇_δ L(w_u; x+δ))) and w_u ← w_u − η·∇L(w_u; x+δ); the shared gradient is the one at x+δ and the
     *global* w. δ starts at random in each round, is carried over its batches, and a short last batch uses its first
-    rows. It lives in the model's input space, unclamped; of text in that of the tokens' embeddings, padding left as it
-    is (the paper's radius is 2 for CoLA and SST-2, 5 for WikiText-2). Each shared gradient costs `steps` input
+    rows. It lives in the model's input space, unclamped; for text in the space of the embeddings, with padding left as
+    it is (the paper's radius is 2 for CoLA and SST-2, 5 for WikiText-2). Each shared gradient costs `steps` input
     gradients and as many weight gradients.
 
     Our reading: the norm is taken per image; the lengths of the random start are uniform; L∞ grows by scaling; the
@@ -109,7 +109,7 @@ class FedEM(Defense):
         return 2.5 * self.radius / self.steps * sign / self.ring.length(sign).clamp_min(1.0)
 
     def _carried(self, batch: ClientBatch) -> tuple[Tensor, int]:
-        """The perturbation of the batches before, with fresh rows where there are none, and how many are not fresh."""
+        """The perturbation carried over from earlier batches, filled up with fresh rows, and how many were carried."""
         like, size = batch.perturbed, batch.perturbed.shape[1]
         kept = batch.state.get("delta")
         if kept is None or kept.shape[2:] != like.shape[2:]:
@@ -128,7 +128,7 @@ class FedEM(Defense):
         batch.state["delta"] = delta
 
     def _unit(self, inputs: Tensor, axes: int) -> Tensor | float:
-        """What one unit of δ is in input space is 1/unit: pixels are divided by the channel's standard deviation."""
+        """The divisor that takes δ to input space: pixels are divided by the channel's standard deviation."""
         if not self.std:
             return 1.0
         if inputs.dim() != axes + 3 or inputs.shape[-3] != len(self.std):
@@ -149,7 +149,7 @@ class FedEM(Defense):
     def knowledge(self, observed: Tree, facts: Facts) -> Knowledge:
         """The update as it is, matched in expectation over a random perturbation of the greatest size.
 
-        The true δ lies at the edge of the ball but for its direction, which follows from the data.
+        The true δ lies at the edge of the ball too; only its direction follows from the data.
         """
         plain = super().knowledge(observed, facts)
         return replace(plain, simulate=(self.simulate,) if self.radius else ())

@@ -40,7 +40,7 @@ class GradientDropout(Defense):
     strength = Strength("keep", "down")
     keep: KeepProbability = 0.8  # p in the paper: probability that an entry is kept
     sigma: NonNegative = 5e-3  # σ in the paper: standard deviation of the decoys
-    match_spread: bool = False  # decoys with each layer's own spread in place of sigma (the wish of Fig. 9)
+    match_spread: bool = False  # decoys with each layer's own spread in place of sigma (what Fig. 9 aims at)
     at: Literal["gradient", "upload"] = "gradient"  # the gradient of every step, or once what is uploaded
 
     def protect(self, update: Tree, call: Call) -> Tree:
@@ -48,8 +48,8 @@ class GradientDropout(Defense):
 
         def drop(g: Tensor) -> Tensor:
             kept, decoys = call.streams.chance_like(g, self.keep), call.streams.normal_like(g)
-            # As `torch.where` would choose, exactly and faster, but that NaN and infinity always become NaN: a decoy in
-            # their place would hide a broken gradient from the server. Adding 0 makes zeros positive: where decoys are
+            # The same as `torch.where` and faster, except that NaN and infinity always become NaN: a decoy in their
+            # place would hide a broken gradient from the server. Adding 0 makes zeros positive: where decoys are
             # zero, −0.0 would give the sign of the entry away.
             return decoys.mul_(self._spread(g)).lerp_(g / self.keep, kept).add_(0.0)
 

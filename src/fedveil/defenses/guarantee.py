@@ -97,7 +97,7 @@ class Guarantee:
     formal: bool = False
     protects: str = ""  # "one training example", "the sign of each weight", "all data of a client"
     mechanism: Mechanism | None = None
-    caveat: str = ""  # a sentence that must stand wherever the number does
+    caveat: str = ""  # a sentence that must appear wherever the number does
 
 
 NO_GUARANTEE = Guarantee("Formal guarantee: none.")

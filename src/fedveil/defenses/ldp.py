@@ -1,4 +1,4 @@
-"""What the mechanisms of local differential privacy share: exact draws, and what ε per entry comes to over a run."""
+"""What the mechanisms of local differential privacy share: exact draws, and what ε per entry amounts to over a run."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from fedveil.fields import Positive, declared
 from fedveil.streams import Streams
 from fedveil.tree import Tree
 
-# Below this the noise is beyond any use, and its moments leave the range of numbers.
+# Below this the noise is useless, and its moments overflow.
 Epsilon = Annotated[float, Field(ge=1e-9, allow_inf_nan=False)]
 
 
 def randomized(mechanism: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """The mechanism at work in double precision on the CPU, with a result in the tensor's own type.
+    """Run a mechanism in double precision on the CPU, with the result in the tensor's own type.
 
     Draws in single precision are multiples of 2^-24: a sign that must flip with probability e^-ε would never do so
     from ε = 17 on, and the likelihood ratio would be infinite. NaN and infinity pass, for the server to refuse.
@@ -36,7 +36,7 @@ def randomized(mechanism: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tens
 def per_coordinate(epsilon: float, exposure: Exposure, *, each: str, protects: str, remark: str) -> Guarantee:
     """ε of one entry in one release; the ledger composes it over all entries and releases of a client.
 
-    The remark says what is covered or not; it must stand wherever the number does.
+    The remark says what is and is not covered; it must appear wherever the number does.
     """
     unit = "round" if exposure.rounds and exposure.steps_per_round == 1 else "update"
     return Guarantee(
@@ -50,7 +50,7 @@ def per_coordinate(epsilon: float, exposure: Exposure, *, each: str, protects: s
 
 @declared
 class BoundedMechanism(Defense):
-    """What Duchi and PM share: a mechanism for values in [−1, 1], at work on entries of up to ±bound.
+    """What Duchi and PM share: a mechanism for values in [−1, 1], applied to entries of up to ±bound.
 
     Entries are clamped to [−bound, bound] and scaled by it, so beyond the bound the mean is the bound. One bound
     serves all layers: for weights or their change, not for the gradients of FedSGD.

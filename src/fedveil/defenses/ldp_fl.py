@@ -122,7 +122,7 @@ class LDPFL(Defense):
         shows: what is sent has two values in a tensor, with the center halfway; one without spread was sent as it is.
 
         On weights the shrinking is towards w_t, a gradient of zero: the center says nothing about the change. Weights
-        near the ends of the range are surer, but next to one step's change all of them are noise: not made use of.
+        near the ends of the range are more certain, but next to one step's change all of them are noise: not used.
         """
         share, ranges = signal_prior(self.epsilon), self._ranges(observed)
 

@@ -39,9 +39,9 @@ class LDPM(Defense):
     clip: Positive = 1.0  # largest L2 norm of a batch's gradient
 
     def sample(self, labels: Tensor, size: int, streams: Streams) -> Tensor | None:
-        """The places of a batch: a random share of each class, and random examples of it, none of them twice.
+        """The indices of a batch: a random share of each class, and random examples of it, none of them twice.
 
-        Where a class has too few examples, others at random take their places.
+        Where a class has too few examples, random others fill the gap.
         """
         if labels.dim() != 1 or labels.is_floating_point():
             return None  # no classes to mix

@@ -19,8 +19,8 @@ from fedveil.registry import defenses
 from fedveil.tree import Tree, matrix
 
 log = logging.getLogger("fedveil")
-LOST = 0.5  # the share of entries that go out as they were from which on the user is told
-_LOOKED_AT = 10_000  # entries of a tensor that tell that share
+LOST = 0.5  # warn the user if at least this share of the entries goes out unchanged
+_LOOKED_AT = 10_000  # entries of a tensor from which that share is estimated
 
 _WITHOUT_CLIPPING = Guarantee(
     "Formal guarantee: none is claimed; noise without a bound on the gradient has no finite privacy parameter."
@@ -30,8 +30,8 @@ _WITHOUT_CLIPPING = Guarantee(
 def noisy(update: Tree, scale: float, draw: Callable[[Tensor], Tensor]) -> Tree:
     """The update plus `scale` times draws of scale 1, every entry anew.
 
-    Half precision gets its noise in float32 and is rounded afterwards: any promise of the noise survives rounding.
-    Where most of the noise is lost by it, the user is told.
+    Half precision gets its noise in float32 and is rounded afterwards: what the noise promises survives rounding.
+    The user is told where rounding swallows most of the noise.
     """
     if not scale <= LARGEST:
         raise FedveilError(f"noise of scale {scale:.3g} is beyond the largest float32, {LARGEST:.3g}: use less noise")
@@ -44,7 +44,7 @@ def noisy(update: Tree, scale: float, draw: Callable[[Tensor], Tensor]) -> Tree:
 def tell_lost_noise(update: Tree, found: Tree, noise: str) -> None:
     """Warn, once, of noise so small that rounding leaves most entries of the update as they were.
 
-    It is no error: what noise promises is as true of rounded numbers. But who adds noise expects entries to change.
+    It is not an error: what noise promises holds for rounded numbers too. But whoever adds noise expects a change.
     """
     before, after = ([matrix(tensor)[:1, :_LOOKED_AT] for tensor in tree.values()] for tree in (update, found))
     for dtype in {tensor.dtype for tensor in before}:

@@ -20,7 +20,7 @@ class NoiseAdd(Defense):
 
     Our reading: FedBARRE names this baseline without its settings. The spread of a layer is the root mean square of
     its tensor in the message, so that weights get noise in proportion to the weights, a gradient or a change of
-    weights in proportion to itself, and the cosine to the true message is 1/√(1 + ratio²) whatever it is.
+    weights in proportion to itself, and the cosine to the true message is 1/√(1 + ratio²) in any case.
     """
 
     place = "upload"

@@ -1,4 +1,4 @@
-"""PM (Wang et al.): the piecewise mechanism, most likely near the true value, now and then anywhere in the range."""
+"""PM (Wang et al.): the piecewise mechanism draws values mostly near the true one, sometimes from the whole range."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ class PM(BoundedMechanism):
     def knowledge(self, observed: Tree, facts: Facts) -> Knowledge:
         """The expected entry given what was sent, trusted by how sure it is.
 
-        What was sent tells an interval in which ω most likely lies. It tells nothing new where that interval holds all
-        that ω may be, and much where an end of it cuts through: most entries are noise, a few are not. Changes are
-        taken as a mix of normals around zero, fitted to what was sent; whole weights as such changes of those that the
-        server sent. Where changes are about 2 % of the bound, the weighted cosine of this to the true change is 0.85 at
-        ε = 6, and that of what was sent 0.16; at ε = 0.3 neither tells anything (0.004 and 0.002).
+        What was sent tells an interval in which ω most likely lies. It tells nothing new where that interval holds
+        all that ω may be, and much where one of its ends cuts that range: most entries are noise, a few are not.
+        Changes are taken as a mix of normals around zero, fitted to what was sent; whole weights as such changes of
+        those that the server sent. Where changes are about 2 % of the bound, the weighted cosine of this to the true
+        change is 0.85 at ε = 6, and that of what was sent 0.16; at ε = 0.3 neither tells anything (0.004 and 0.002).
         """
         before = facts.before
         if facts.kind == "weights" and before is None:
@@ -112,7 +112,7 @@ def likely_entry(moved: Tensor, start: Tensor, epsilon: float) -> tuple[Tensor, 
     """
     x, rest = _tail(epsilon)
     value, begin = (moved + start).double().flatten(), start.double().flatten()
-    # From y = (t + x·v)/(1 − x) with |v| ≤ 1. At the bound and beyond, entries are cut to it: all of them are one t.
+    # From y = (t + x·v)/(1 − x) with |v| ≤ 1. Entries beyond the bound are cut to it, so they all share one t.
     low, high = value * rest - x, value * rest + x
     low, high = torch.where(low <= -1, -torch.inf, low), torch.where(high >= 1, torch.inf, high)
     spreads = SPREADS.to(value.device)[:, None]

@@ -18,13 +18,13 @@ HARDLY_EVER = 1e-12
 
 
 def poisson_sample(count: int, size: int, streams: Streams) -> Tensor:
-    """The places of a batch: each of `count` examples with chance size/count."""
+    """The indices of a batch: each of `count` examples with chance size/count."""
     chance = min(1.0, size / count)
     return (streams.uniform(count, dtype=torch.float64)[0] < chance).nonzero().flatten()
 
 
 def beyond_chance(size: int, planned: int) -> bool:
-    """Whether Poisson sampling hardly ever draws so many examples, whatever the number of all (Bernstein's bound).
+    """Whether Poisson sampling hardly ever draws so many examples, however many there are (Bernstein's bound).
 
     >>> beyond_chance(60, planned=32), beyond_chance(256, planned=32)
     (False, True)
@@ -36,7 +36,7 @@ def beyond_chance(size: int, planned: int) -> bool:
 class PoissonSampler(Sampler[list[int]]):
     """A batch sampler for a `DataLoader`: batches of random size, `batch_size` of `count` examples on average.
 
-    Coins come from the operating system's entropy unless a `seed` is given: who knows them knows who was in a batch.
+    Coins come from the operating system's entropy unless a `seed` is given: whoever knows the seed knows the batches.
     `steps` batches make an epoch, by default as many as hold all examples on average.
     """
 
@@ -77,7 +77,7 @@ def poisson_loader(
 
 
 class _Collate:
-    """Makes a batch of examples; of none, tensors of length 0 in the shapes of the others."""
+    """Collates examples into a batch; an empty batch gives tensors of length 0 with the right shapes."""
 
     def __init__(self, dataset: Dataset[Any], collate: Callable[[list[Any]], Any]) -> None:
         self.dataset = dataset

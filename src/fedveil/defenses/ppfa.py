@@ -24,8 +24,8 @@ class PPFA(Defense):
 
     Our reading of a learned parameter distortion under a leakage budget epsilon. From a random direction, projected
     gradient descent lowers the loss of the client's last batch at the distorted weights, at constant norm; with
-    `direction="random"` the random direction stays. The norm is in units of what is sent, so `diameter` is to be set
-    for each study: the papers' results differ by what a factor of it would explain.
+    `direction="random"` the random direction stays. The norm is in units of what is sent, so set `diameter` for
+    each study: the papers' results differ by as much as another diameter would explain.
 
     On upload it protects weights or their change. FedSGD shares gradients: there `at="gradient"` distorts the
     gradient of a step, by the direction that harms least when the server moves the weights against it (under FedAvg:
@@ -77,7 +77,7 @@ class PPFA(Defense):
         """The update plus a distortion of norm Δ."""
         if self.norm < 4 * self.diameter * _ROUNDING:
             return update
-        # In half precision the numbers of a long distortion would be too coarse to have its norm.
+        # Half precision is too coarse to keep the norm of a long distortion.
         wide = update.map(at_least_single)
         distortion = _to_norm(wide.map(call.streams.normal_like), self.norm)
         if self.direction == "pgd":

@@ -19,9 +19,9 @@ from fedveil.tree import Tree, matrix
 class GradientPruning(Defense):
     """Keep the largest entries of the gradient by magnitude; zero the share `prune` of smaller ones.
 
-    Of each tensor on its own, or of the whole gradient (`scope="model"`). At least one entry is kept. Of entries of
-    one size the first are kept, by their place: a draw would show others of them in every round. What is held back is
-    not made up for in later steps.
+    Each tensor on its own, or the whole gradient at once (`scope="model"`). At least one entry is kept. Of entries of
+    equal size the first are kept: a random choice would show others in every round. What is held back is not made up
+    for in later steps.
     """
 
     paper = "the gradient-pruning baseline of FedEM (Zhu et al., Deep Leakage from Gradients)"
@@ -44,7 +44,7 @@ class GradientPruning(Defense):
 
     def _largest(self, values: Tensor) -> Tensor:
         """The largest entries of every row (K, n), zeros elsewhere."""
-        # The sum of 0.29 · 100 is 28.999…: a hair more keeps counts what they are on paper.
+        # 0.29 · 100 is 28.999… in floating point: a little more gives the counts as they are on paper.
         pruned = min(int(self.prune * values.shape[1] + 1e-9), values.shape[1] - 1)
         size = values.abs()
         smallest = size.kthvalue(pruned + 1, dim=1, keepdim=True).values

@@ -19,7 +19,7 @@ SPREADS = torch.logspace(-6, 0.5, 14, dtype=torch.float64)  # of the changes, ov
 PIECE = 50_000  # entries at a time; the first so many, spread over a tensor, tell how far its weights moved
 _FITTING = 40  # steps of expectation maximization
 _TINY = 1e-300
-_NARROW, _DEEP = 1e-3, -1e3  # where closed forms lose their digits and simpler ones are exact
+_NARROW, _DEEP = 1e-3, -1e3  # limits at which closed forms lose their digits and simpler ones are exact
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ Posteriors = Callable[[slice], tuple[Tensor, Tensor, Tensor]]
 
 
 def mixed_posterior(posteriors: Posteriors, length: int) -> tuple[Tensor, Tensor]:
-    """The expected value and square of every entry, when the spread of all is not known but shows in what was sent.
+    """The expected value and square of every entry, where the spread is unknown and fitted to what was sent.
 
     posteriors: for some entries, and one row per spread, the log-likelihood, the expected value and its square.
     """

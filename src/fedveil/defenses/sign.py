@@ -58,7 +58,7 @@ class SignCompression(Defense):
         return Knowledge(target=observed * (1 - 2 * self.flip), weight=known.weight)
 
     def measures(self, update: Tree) -> dict[str, float]:
-        """The cosine of sign(g)·s to g, Σ s|g| / (‖g‖·√Σ s²), exact for one step; flips take 1 − 2·flip of it."""
+        """The cosine of sign(g)·s to g, Σ s|g| / (‖g‖·√Σ s²), exact for one step; flips multiply it by 1 − 2·flip."""
         signs = update.map(lambda g: torch.sign(g) * self._scale(g))
         cosine = signs.dot(update) / (signs.norm() * update.norm()).clamp_min(1e-30)
         return {"predicted cosine to the true gradient": float(cosine.mean()) * (1 - 2 * self.flip)}

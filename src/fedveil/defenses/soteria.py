@@ -23,7 +23,7 @@ class Soteria(Defense):
     With r the features that the layer takes in, feature i has the score Σ ‖∂r_i/∂x‖/|r_i| over the batch; the columns
     whose score is below the `prune` quantile are zeroed. The forward pass and all other gradients stay as they are.
     An example with r_i = 0 adds nothing to the score, as it adds nothing to that column. Under dropout the features
-    are those of another mask than the gradient's.
+    come from another mask than the gradient.
 
     The cost is one backward pass per feature: `features` scores a random part of them only, drawn anew each step, and
     zeroes the share `prune` of that part.
@@ -107,7 +107,7 @@ class Soteria(Defense):
 def scores(features: Tensor, norms: Tensor) -> Tensor:
     """Σ ‖∂r_i/∂x‖/|r_i| over the batch, from tensors of shape (K, B, m): shape (K, m)."""
     size = features.abs()
-    # Quantiles of half precision do not exist.
+    # torch has no quantiles in half precision.
     return torch.where(size > 0, norms / size, 0.0).sum(1, dtype=torch.promote_types(size.dtype, torch.float32))
 
 

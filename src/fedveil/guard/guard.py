@@ -94,8 +94,8 @@ class Guard:
             )
         if dataset_size is not None and dataset_size < (batch_size or 1):
             raise FedveilError(f"dataset_size must be at least {batch_size or 1}, a batch (got {dataset_size})")
-        # A module of the user's own is served by plain autograd: it need not support vmap. It is run itself, so
-        # that whatever changes in it counts.
+        # Plain autograd serves a user's own module, which need not support vmap. The module itself is run, so that
+        # whatever changes in it counts.
         self._engine = Engine(model, mean_loss(loss), backend="loop", chunk=1, perturb=perturb, own=True)
         self._streams = Streams.secure([client]) if seed is None else Streams.seeded(seed, [client], "guard")
         self._client = client
@@ -307,7 +307,7 @@ class Guard:
         return callers_precision(self._engine, next(iter(self._trained()))[1].device.type, self._scaler)
 
     def _sound(self, what: str, update: Tree, like: Mapping[str, Tensor], loss: Tensor | None = None) -> bool:
-        """Whether a server would take it. With a scaler it may happen that it would not: the step is then skipped."""
+        """Whether a server would take it. If not, a scaler skips the step; without a scaler this is an error."""
         wrong = Intake(like).refused(update).get(0)
         if loss is not None and not bool(loss.isfinite()[0]):
             what, wrong = "the loss", "is not finite (NaN or infinity)"
@@ -318,7 +318,7 @@ class Guard:
     def _write(self, update: Tree, size: int, loss: Tensor | None = None) -> None:
         """Add a gradient to `.grad`, scaled as the scaler expects it; infinity tells the scaler to skip the step."""
         finite = self._sound("the protected gradient", update, dict(self._trained()), loss)
-        # That a step was skipped shows too, so it counts. What does not go out yet may yet: spend first.
+        # A skipped step counts too, since that it was skipped shows. Spend first: nothing may go out uncounted.
         rate = 1.0 if self._dataset_size is None else (self._planned or self._dataset_size) / self._dataset_size
         self.ledger.spend(self._client, Release(self.chain, uploads=0, example_rate=rate))
         known = self._planned if self.chain.random_sizes and self._planned else max(size, 1)
@@ -381,7 +381,7 @@ class Guard:
         return [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
 
     def _versions(self) -> list[int]:
-        """Which change in place or exchange of a weight: they tell whether the optimizer was at work."""
+        """Numbers that change whenever a weight is changed or replaced: they tell whether the optimizer has stepped."""
         return [version for _, p in self._trained() for version in (id(p), p.data_ptr(), p._version)]
 
     def _exposure(self, *, seeded: bool) -> Exposure:

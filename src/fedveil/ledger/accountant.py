@@ -15,7 +15,7 @@ from typing import Any
 from fedveil.defenses.dp_gaussian import gaussian_epsilon
 from fedveil.defenses.guarantee import GaussianRelease, LaplaceRelease
 
-# Beyond these the fine-grained accountant needs gigabytes to find out that ε is huge.
+# Beyond these limits the fine-grained accountant needs gigabytes to find out that ε is huge.
 _HUGE_EPSILON = 300.0
 _TINY_NOISE = 0.05
 
@@ -24,7 +24,7 @@ Composable = GaussianRelease | LaplaceRelease
 
 @dataclass(frozen=True)
 class Spent:
-    """ε at δ, and by what reckoning."""
+    """ε at δ, and how it was computed."""
 
     epsilon: float
     delta: float
@@ -62,7 +62,7 @@ def worst(clients: Sequence[Composable | Iterable[Composable]], delta: float) ->
 
 
 def _kinds(mechanisms: Composable | Iterable[Composable]) -> dict[str, tuple[Composable, ...]]:
-    """What can be composed exactly, together: releases of equal settings are counted, empty ones left out."""
+    """The mechanisms grouped by what can be composed exactly. Equal ones are counted together, empty ones left out."""
     given = [mechanisms] if isinstance(mechanisms, GaussianRelease | LaplaceRelease) else list(mechanisms)
     counts: dict[Composable, int] = {}
     for each in given:

@@ -24,16 +24,16 @@ EVERYONE = None  # in place of a client: a release in which any client may have 
 class Release:
     """One thing that left a client, or a mean that a trusted server gave out.
 
-    What counts is how often the defenses of each place acted for it. A FedSGD message is one gradient and one upload; a
+    What counts is how often the defenses of each place acted on it. A FedSGD message is one gradient and one upload; a
     FedAvg message has several gradients behind it; in a loop of one's own a gradient may go out long before the upload.
     """
 
     chain: Chain = field(hash=False)  # what protected it; empty: it went out bare. A defense need not be hashable.
     gradients: int = 1  # steps behind it, each protected by the defenses of the gradient
-    uploads: int = 1  # whether it went through the defenses of the upload
-    means: int = 0  # of a trusted server, of the same clients
-    example_rate: float = 1.0  # the chance of an example to be in one step; 1 where it is not known, which is safe
-    client_rate: float = 1.0  # the chance of a client to be in one of the means
+    uploads: int = 1  # 1 if it went through the defenses of the upload, else 0
+    means: int = 0  # means that a trusted server gave out, all of the same clients
+    example_rate: float = 1.0  # the chance that an example is in a step; 1, if unknown, never states too small an ε
+    client_rate: float = 1.0  # the chance that a client is in one of the means
 
 
 class _Entry(pydantic.BaseModel):

@@ -14,8 +14,8 @@ from fedveil.ledger.statement import Statement
 def most_picked(promised: Statement, exposure: Exposure, among: int) -> float | None:
     """How often any attacker at all can pick the right one of `among` equally likely candidates from one update.
 
-    None where no guarantee covers that: none is formal, or it holds for single entries only, or not against the
-    server. Candidates are whole updates, or, where one training example is protected, updates that differ in it.
+    None where no guarantee covers that: there is no formal one, or it holds for single entries only, or not against
+    the server. Candidates are whole updates, or, where one training example is protected, updates that differ in it.
     """
     bounds = [_bound(defense, guarantee, exposure, among) for defense, guarantee in promised.holding]
     return min((bound for bound in bounds if bound is not None), default=None)

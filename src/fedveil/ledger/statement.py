@@ -154,7 +154,7 @@ def _why_not(chain: Chain, position: int, guarantee: Guarantee, exposure: Exposu
 
 
 def _in_running_order(chain: Chain) -> list[Defense]:
-    """As a step runs them: who owns it comes right after the data defenses, wherever it stands in the chain."""
+    """The order within a step: its owner comes right after the data defenses, wherever it is in the chain."""
 
     def when(defense: Defense) -> float:
         return PLACES.index("data") + 0.5 if owns_step(defense) else PLACES.index(defense.acts_at)
@@ -190,7 +190,7 @@ def _paragraph(
 ) -> str:
     parts = [sentence]
     if claims or len(promises) > 1:
-        # What holds per coordinate was said in full above, composed and with its caveat.
+        # The sentence has told all about guarantees per coordinate, composed and with their caveat.
         told = {c.name for c in claims if isinstance(c.guarantee.mechanism, PureLDP) and not c.against}
         rest = [(defense.name, each.sentence) for defense, each in promises if defense.name not in told]
         parts += [f"{name}: {said.removeprefix(_PREFIX)}" for name, said in rest]
