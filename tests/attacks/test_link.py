@@ -121,6 +121,18 @@ def test_knowing_the_defense_helps(spec: str, settings: Federation) -> None:
     assert share(scene, place) >= share(naive(scene), place) + 0.25
 
 
+def test_of_several_histories_the_best_counts() -> None:
+    """The victims made three steps first; the attacker knows that it was one, two or three."""
+    scene, place = scene_of(digits(), "fedbarre:models=1,epochs=3,lr=0.5", victims=12)
+    few, all_three = (
+        LinkTest().run(replace(scene, chain=Chain.of(f"fedbarre:models={models},lr=0.5"))).scores for models in (1, 3)
+    )
+    assert (all_three >= few).all()
+    own = place[:, None]
+    assert (all_three.gather(1, own) > few.gather(1, own) + 1e-3).all()
+    assert (all_three.gather(1, own) > 0.999).all()
+
+
 def test_calibrated_noise_is_not_linked() -> None:
     assert share(*scene_of(digits(), "dp-gaussian:epsilon=1", victims=40)) <= 0.2  # chance: 0.05
 
@@ -244,6 +256,9 @@ def test_dropout_is_switched_off_and_told(layer: bool) -> None:
     assert not found.exact.any()
     assert torch.equal(found.scores, LinkTest().run(scene).scores)
     assert torch.equal(torch.get_rng_state(), state)
+    # Either form of the same model, switched off, gives the same gradients.
+    other = replace(scene, public=replace(scene.public, model=seeded(Dropping, not layer)))
+    torch.testing.assert_close(LinkTest().run(other).scores, found.scores, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("settings", [FEDSGD, replace(WEIGHTS, local_epochs=2)], ids=["fedsgd", "fedavg"])
@@ -264,8 +279,9 @@ def test_batch_norm_is_as_in_training(settings: Federation) -> None:
         FEDSGD,
         Federation(protocol="fedavg", batch_size=5, local_epochs=3, momentum=0.9, weight_decay=0.1, lr=0.5),
         Federation(protocol="fedavg", batch_size=5, local_epochs=2, momentum=0.5, upload="delta"),
+        Federation(protocol="fedavg", batch_size=2, momentum=0.5, lr=0.5),
     ],
-    ids=["fedsgd", "weights", "delta"],
+    ids=["fedsgd", "weights", "delta", "several batches"],
 )
 def test_a_replay_of_the_true_examples_gives_the_message(spec: str | None, settings: Federation) -> None:
     scene, place = scene_of(digits(), spec, settings, victims=3, batch=5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 
 from fedveil.clients.batch import ClientBatch
 from fedveil.clients.engine import Engine
+from fedveil.clients.sgd import sgd_step
 from fedveil.defenses.base import Defense, Facts, SummedStep, has_density
 from fedveil.defenses.chain import Chain
 from fedveil.defenses.densities import spike
@@ -136,16 +138,16 @@ def entries(values: tuple[float, ...] | torch.Tensor, rows: int = ROWS) -> Tree:
     return Tree.expand({"w": torch.as_tensor(values, dtype=torch.float64)}, rows)
 
 
-def drawn(spec: str, values: tuple[float, ...], seed: int = 0) -> Tree:
-    """What many clients send whose gradient has these entries."""
+def drawn(spec: str, values: tuple[float, ...], size: int = 1) -> Tree:
+    """What many clients send whose gradient has these entries, for each example of their batch."""
     model = Dot(len(values))
     batch = ClientBatch(
         Engine(model, mean, backend="stacked", chunk=ROWS),
         Tree.expand({"w": model.w.detach()}, ROWS),
         Tree({}),
-        torch.tensor(values, dtype=torch.float64).expand(ROWS, 1, -1),
-        torch.zeros(ROWS, 1, dtype=torch.int64),
-        Streams.seeded(seed, range(ROWS), "draws"),
+        torch.tensor(values, dtype=torch.float64).expand(ROWS, size, -1),
+        torch.zeros(ROWS, size, dtype=torch.int64),
+        Streams.seeded(0, range(ROWS), "draws"),
     )
     return laws.apply(spec, batch)
 
@@ -158,18 +160,17 @@ def came_in(spec: str, values: tuple[float, ...]) -> Tree:
     return given
 
 
-def log_density(spec: str, observed: Tree, given: Tree) -> torch.Tensor:
-    found = defenses.parse(spec).log_density(observed, given, Facts())
+def log_density(spec: str, observed: Tree, given: Tree, size: int = 1) -> torch.Tensor:
+    found = defenses.parse(spec).log_density(observed, given, Facts(batch_size=size))
     assert found is not None
     return found
 
 
-def mean_ratio(spec: str, first: tuple[float, ...], second: tuple[float, ...]) -> tuple[float, float]:
+def mean_ratio(spec: str, first: tuple[float, ...], second: tuple[float, ...], size: int = 1) -> tuple[float, float]:
     """E[p(o|second)/p(o|first)] over what is sent for the first, with its standard error."""
-    observed = drawn(spec, first)
-    ratio = (
-        log_density(spec, observed, came_in(spec, second)) - log_density(spec, observed, came_in(spec, first))
-    ).exp()
+    observed = drawn(spec, first, size)
+    one, other = (log_density(spec, observed, came_in(spec, values), size) for values in (first, second))
+    ratio = (other - one).exp()
     return float(ratio.mean()), float(ratio.std()) / ROWS**0.5
 
 
@@ -204,6 +205,11 @@ def test_likelihood_ratios_have_the_mean_one(spec: str, first: tuple[float, ...]
     assert abs(found - 1) < 4 * error
 
 
+def test_the_noise_of_dp_sgd_is_that_of_a_mean() -> None:
+    found, error = mean_ratio("dp-sgd:noise_multiplier=0.6", FIRST, SECOND, size=3)
+    assert abs(found - 1) < 4 * error < 0.1
+
+
 @pytest.mark.parametrize("spec, divisor", [("spm:epsilon=1", 1.0), ("spm:epsilon=1,debias=true", 0.731), ("pnpm", 1.0)])
 def test_a_larger_entry_has_a_wider_and_lower_density(spec: str, divisor: float) -> None:
     """Of draws from U[1, C] the share (C − r)/(C − 1) is possible for an entry r times as large, at 1/r the density."""
@@ -221,6 +227,9 @@ def test_what_a_mechanism_cannot_have_sent_costs_much_but_not_all() -> None:
     assert found[0] > -5
     assert (found[1:] < -20).all()
     assert (found[1:] > -60).all()
+    # A last bit must not do it, at either end of the range.
+    ends, off = torch.tensor([[0.8], [high]]), torch.tensor([[0.8 * (1 + 2e-7)], [0.8 * (1 - 2e-7)]])
+    assert (log_density(spec, Tree({"w": ends}), Tree({"w": off})) > -5).all()
     # Zero stays zero: the right candidate is not punished for it, and others are.
     zero = entries((0.0,), 2)
     assert log_density(spec, zero, zero).tolist() == [0.0, 0.0]
@@ -325,12 +334,13 @@ def test_every_history_of_fedbarre_is_tried() -> None:
     assert reading(Chain.of("fedbarre:lr=0"), updates()).histories == (None,)
 
 
-@pytest.mark.parametrize("decay", [0.0, 0.5])
-def test_the_gradient_of_a_single_step_comes_out_of_the_message(decay: float) -> None:
-    sent = updates("weights", decay=decay)
-    found = step_gradient(sent)["w"][0]
-    torch.testing.assert_close(
-        found + decay * sent.before["w"][0], torch.tensor([0.3, 0.0, 1.0, -2.0]), atol=3e-6, rtol=0
-    )
-    if not decay:
-        assert found[1] == 0
+@pytest.mark.parametrize("kind", ["weights", "delta"])
+@pytest.mark.parametrize("decay", [0.0, 0.3])
+def test_the_gradient_of_a_single_step_comes_out_of_the_message(decay: float, kind: str) -> None:
+    before = Tree({"w": torch.linspace(-1, 1, 200)[None]})
+    gradient = Tree({"w": torch.where(torch.arange(200) % 2 == 0, 0.0, torch.linspace(3, -1, 200))[None]})
+    after = Tree(sgd_step(before, gradient, {}, lr=0.1, weight_decay=decay)[0])
+    message = after if kind == "weights" else after - before
+    found = step_gradient(replace(updates(kind, decay=decay), before=before, message=message))
+    torch.testing.assert_close(found["w"], gradient["w"], atol=1e-5, rtol=0)
+    assert torch.equal(found["w"] == 0, gradient["w"] == 0)  # for mechanisms that send zeros
