@@ -159,3 +159,20 @@ def test_another_run_compiles_for_its_own_first_batch_and_nothing_twice(monkeypa
     assert (first.backend, first.uncompiled().backend, first.again("loop").uncompiled().backend) == (
         *("compiled", "stacked", "loop"),
     )
+
+
+def test_the_loss_in_evaluation_mode_is_compiled_for_batches_of_its_own(monkeypatch):
+    ran = []
+    monkeypatch.setattr(
+        "fedveil.clients.engine.compile_once",
+        lambda function, name: lambda *arguments: ran.append(len(arguments[4][0])) or function(*arguments),
+    )
+    monkeypatch.setattr("fedveil.clients.engine.compiler_found", lambda: True)
+    case = make_case("small of everything", clients=2)
+    few = case.rows(slice(2))
+    few.inputs, few.targets = few.inputs[:, :3], few.targets[:, :3]
+    engine = case.engine("compiled", chunk=2)
+    for _ in range(2):
+        engine.loss(*case.arguments())
+        engine.evaluation_loss(*few.arguments())
+    assert ran == [case.targets.shape[1], 3] * 2

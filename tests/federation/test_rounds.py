@@ -20,12 +20,13 @@ from fedveil.federation import fedavg, fedsgd
 from fedveil.federation.client_memory import ClientMemory
 from fedveil.federation.exposure import exposures
 from fedveil.federation.local import Chunk, train_chunk
-from fedveil.federation.plan import Plan
+from fedveil.federation.plan import Moment, Plan
 from fedveil.federation.run import Run, federate
 from fedveil.federation.schedule import batches, epoch_orders, sampled_clients
 from fedveil.federation.server import Server
-from fedveil.federation.settings import FederationSettings
-from fedveil.federation.steps import Prepared
+from fedveil.federation.settings import Federation, FederationSettings
+from fedveil.federation.steps import Group, Prepared
+from fedveil.ledger.exposure import exposures
 from fedveil.streams import Streams
 from fedveil.tasks.examples import ArrayExamples
 from fedveil.tasks.task import Task
@@ -220,6 +221,24 @@ def test_a_trusted_server_sees_all_updates(upload: str) -> None:
     assert_rows_close(halved, {n: (w + plain[n]) / 2 for n, w in start.items()})
     faster = run(task, replace(FEDSGD, rounds=1, lr=0.2), Central(factor=0.5))
     assert_rows_close(faster.params, run(task, replace(FEDSGD, rounds=1)).params)
+
+
+def test_defenses_of_the_upload_see_the_last_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = small_task(norm=False, sizes=(13, 8))
+    shown: dict[int, Tensor] = {}
+    batch = Prepared.batch
+
+    def watched(self: Prepared, group: Group, moment: Moment) -> ClientBatch:
+        if moment == Moment(2, "upload"):
+            shown.update(zip(group.clients, group.data[0], strict=True))  # type: ignore[arg-type]
+        return batch(self, group, moment)
+
+    monkeypatch.setattr(Prepared, "batch", watched)
+    run(task, replace(FEDAVG, rounds=2), "gaussian-noise:at=upload")
+    for client, size in ((0, 1), (1, 4)):  # 13 examples in batches of 4 leave one
+        own = task.clients[client]
+        last = own[epoch_orders(0, client, 2, len(own), epochs=2)[1]][-size:]
+        torch.testing.assert_close(shown[client], task.train.batch(last)[0])
 
 
 def test_a_sampling_defense_composes_the_batches() -> None:
