@@ -40,6 +40,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import pydantic
+import torch
 from pydantic import Field
 from torch import Tensor, nn
 
