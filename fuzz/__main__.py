@@ -1,4 +1,4 @@
-"""`python -m fuzz [READER ...] [--files N] [--seed N]`: read mutated files, end with a table; 1 if anything failed."""
+"""`python -m fuzz [READER ...] [--files N] [--seed N]`: read mutated files, print a table; 1 if anything failed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-# The workers are copies of this process. One thread each: those of torch would not be copied with it.
+# The workers are forks of this process, and threads of torch would not survive a fork: use one thread.
 os.environ["OMP_NUM_THREADS"] = "1"
 
 from fuzz.campaign import Tally, campaign
@@ -24,7 +24,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--files", type=int, default=24_000, help="files in all; default %(default)s")
     parser.add_argument("--seed", type=int, default=0, help="the same seed makes the same files; default %(default)s")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes; default %(default)s")
-    parser.add_argument("--keep", type=Path, default=HERE / "failures", help="where files that show a fault go")
+    parser.add_argument("--keep", type=Path, default=HERE / "failures", help="folder for files that show a fault")
     given = parser.parse_args(arguments)
     known = {reader.name: reader for reader in READERS}
     unknown = [name for name in given.readers if name not in known]

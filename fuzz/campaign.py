@@ -1,4 +1,4 @@
-"""The outside: worker processes, what they report, and what is left of those that died or hung."""
+"""The parent process: starts workers, collects their verdicts, and handles those that crash or hang."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from fuzz.reader import Reader
 from fuzz.worker import INSIDE, Job, Verdict, keep_files, work
 
 BATCH = 400  # files of one worker process
-PATIENCE = 30.0  # seconds for one file, after which the reader hangs
-START = 300.0  # seconds in which a worker must be heard of at all
+PATIENCE = 30.0  # seconds for one file, after which the reader counts as hanging
+START = 300.0  # seconds within which a worker must report anything
 
-# Workers are copies of this process: torch is imported once, not in every one of them.
+# Workers are forks of this process, so that torch is imported only once.
 _fork = multiprocessing.get_context("fork")
 
 
 @dataclass
 class Tally:
-    """What came of the files of one reader."""
+    """The verdicts on the files of one reader."""
 
     counts: Counter[str] = field(default_factory=Counter)
     faults: dict[str, list[Verdict]] = field(default_factory=dict)  # the files that show each fault
@@ -38,7 +38,7 @@ class Tally:
 
     @property
     def wrong(self) -> int:
-        """Files on which the reader did what it must not."""
+        """Files on which the reader did something wrong."""
         return self.files - self.counts["accepted"] - self.counts["refused"]
 
 
@@ -57,7 +57,7 @@ class Run:
         theirs.close()
 
     def news(self) -> list[Verdict | None]:
-        """The verdicts since the last call; a last `None` where the worker has ended by itself."""
+        """The verdicts since the last call; the last is `None` if the worker has finished."""
         found: list[Verdict | None] = []
         try:
             while self.results.poll():
@@ -84,7 +84,7 @@ class Run:
         return found
 
     def _last(self, kind: str, words: str, new: int) -> Verdict:
-        """On the file that the worker did not survive; `new`: verdicts on files before it that are not counted yet."""
+        """The verdict on the file that stopped the worker; `new`: verdicts before it that are not counted yet."""
         number = self.job.done + new + 1
         return Verdict(kind, words, keep_files(self.folder / INSIDE, self._keep, self.job, number))
 
@@ -97,7 +97,7 @@ class Run:
 
 
 def jobs(readers: Sequence[Reader], files: int, seed: int) -> list[Job]:
-    """The files shared out over the readers and cut into jobs."""
+    """Divide the files among the readers, and into jobs."""
     total = sum(reader.share for reader in readers)
     found = []
     for reader in readers:
@@ -115,7 +115,7 @@ def campaign(
     workers: int = 2,
     tell: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Tally]:
-    """Read at least so many files. Those that show a fault are kept in the folder `keep`."""
+    """Read at least `files` files. Those that show a fault are kept in the folder `keep`."""
     tallies = {reader.name: Tally() for reader in readers}
     waiting = jobs(readers, files, seed)[::-1]
     running: list[Run] = []
@@ -135,7 +135,7 @@ def campaign(
 
 
 def _take(run: Run, tally: Tally, waiting: list[Job], tell: Callable[[str], None]) -> bool:
-    """Note what a worker says; returns whether it is at its end."""
+    """Record the verdicts of a worker; returns whether it has ended."""
     for verdict in run.news():
         if verdict is None:
             return True
@@ -147,7 +147,7 @@ def _take(run: Run, tally: Tally, waiting: list[Job], tell: Callable[[str], None
             tell(f"{run.job.reader.name}: {verdict.kind}: {verdict.words} ({verdict.files})")
         tally.faults.setdefault(verdict.fault, []).append(verdict)
         if verdict.kind in ("crash", "hang"):
-            if run.job.done < run.job.files:  # the next worker goes on behind the file that this one died of
+            if run.job.done < run.job.files:  # the next worker continues after the file that stopped this one
                 waiting.append(run.job)
             return True
     return False

@@ -44,7 +44,7 @@ def _pixels(*shape: int) -> NDArray[np.uint8]:
 
 
 def one_of_them(valid: Files, mutated: dict[str, Callable[[], SearchStrategy[bytes]]]) -> SearchStrategy[Files]:
-    """A set of files one of which is mutated, or missing."""
+    """A set of files of which one is mutated or missing."""
 
     def choose(name: str) -> SearchStrategy[Files]:
         return mutated[name]().map(lambda content: {**valid, name: content})
@@ -54,7 +54,7 @@ def one_of_them(valid: Files, mutated: dict[str, Callable[[], SearchStrategy[byt
 
 
 def load_set(name: str, folder: Path, **fields: Any) -> LoadedData:
-    """A data set as a task loads it, with its hash, and its pictures where they are read later."""
+    """Load a data set as a task does, with its hash and with pictures that would be read later."""
     data: LoadedData = datasets.build(name, **fields).load(folder)
     assert data.sha256
     for part in data.parts.values():
@@ -272,7 +272,7 @@ def _samples() -> dict[str, list[bytes]]:
 
 
 def picture_files() -> SearchStrategy[tuple[str, bytes]]:
-    """Pictures like those that people have, with the ending of their name."""
+    """Pictures as people have them, with the endings of their names."""
     samples = _samples()
     choices = [
         st.sampled_from(contents).flatmap(damaged).map(partial(_ending, ending)) for ending, contents in samples.items()

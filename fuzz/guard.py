@@ -1,7 +1,7 @@
 """Notices what a reader must never do: run code, start a program, write outside its folder.
 
-Python's own audit events tell: they cannot be switched off, and they are raised before the deed. A hook stays for as
-long as its process lives, so a guard belongs into a worker.
+It uses Python's audit events, which cannot be switched off and are raised before the action. A hook stays until its
+process ends, so a guard belongs in a worker.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PROGRAMS = frozenset(
         *("pickle.find_class", "code.__new__", "builtins.input", "os.kill"),
     }
 )
-# Events that change a file system, with the places of their paths and of the folders that these are relative to.
+# Events that change a file system, with the positions of their paths and of the folders these are relative to.
 CHANGES: dict[str, tuple[tuple[int, int | None], ...]] = {
     "os.mkdir": ((0, 2),),
     "os.remove": ((0, 1),),
@@ -40,7 +40,7 @@ WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
 class Escaped(BaseException):
-    """Stops the deed. Not an `Exception`, so that a reader does not take it for a damaged file."""
+    """Prevents the action. Not an `Exception`, so that a reader does not take it for a damaged file."""
 
 
 class Guard:
@@ -70,16 +70,16 @@ class Guard:
             if (arguments[2] or 0) & WRITING:
                 self._check(arguments[0], event)
         elif event in CHANGES:
-            for place, relative in CHANGES[event]:
+            for position, relative in CHANGES[event]:
                 top = arguments[relative] if relative is not None else -1
-                self._check(arguments[place], event, top)
+                self._check(arguments[position], event, top)
 
     def _check(self, path: Any, event: str, top: int = -1) -> None:
-        if isinstance(path, int):  # an open file; opening it was looked at
+        if isinstance(path, int):  # an open file, which was checked when it was opened
             return
         shown = os.fsdecode(path)
         base = os.readlink(f"/proc/self/fd/{top}") if top >= 0 else os.getcwd()
-        # The last part itself is not followed: what is replaced or removed is the link.
+        # Do not follow the last part: a link itself would be replaced or removed.
         parent, name = os.path.split(os.path.join(base, shown))
         whole = os.path.join(os.path.realpath(parent), name)
         if event == "open":
@@ -93,7 +93,7 @@ class Guard:
 
 
 def _own(frame: FrameType | None) -> bool:
-    """Whether the code is that of an installed module that is imported late, or the annotation of a function."""
+    """Whether the code belongs to an installed module that is imported late, or is an annotation."""
     if frame is not None and frame.f_code.co_filename in (typing.__file__, inspect.__file__):
         return True
     while frame is not None:

@@ -13,7 +13,7 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 
 NUMBERS = (0, 1, 2, 0x7F, 0x80, 0xFF, 0x7FFF, 0xFFFF, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**63 - 1, 2**64 - 1)
 FORMS = ("B", "<H", ">H", "<I", ">I", "<Q", ">Q")
-# Stand-ins for what JSON's and TOML's own writers would not write.
+# Stand-ins for text that writers of JSON and TOML would not produce.
 DEEP, DIGITS, EXPONENT = "@deep@", "@digits@", "@exponent@"
 WRITTEN = {DEEP: "[" * 20_000 + "]" * 20_000, DIGITS: "9" * 5000, EXPONENT: "1e999"}
 ODD: tuple[Any, ...] = (
@@ -27,7 +27,7 @@ ODD: tuple[Any, ...] = (
 
 @st.composite
 def position(draw: DrawFn, size: int) -> int:
-    """A place in a file: headers stand at its start, directories at its end."""
+    """A position in a file, often near its start or end, where headers and directories are."""
     low, high = draw(st.sampled_from(((0, min(size, 64)), (0, min(size, 512)), (0, size), (max(0, size - 96), size))))
     return draw(st.integers(low, high))
 
@@ -87,7 +87,7 @@ DAMAGES: tuple[Callable[[DrawFn, bytes], bytes], ...] = (
 
 @st.composite
 def damaged(draw: DrawFn, content: bytes, most: int = 3) -> bytes:
-    """The content with up to so many damages, now and then with none."""
+    """The content with up to `most` damages, sometimes none."""
     for _ in range(draw(st.integers(0, most))):
         content = draw(st.sampled_from(DAMAGES))(draw, content) if content else b"\0"
     return content
@@ -140,7 +140,7 @@ def odd_json(draw: DrawFn, value: Any, most: int = 2, odd: Sequence[Any] = ODD) 
 
 
 def json_text(value: Any) -> str:
-    """As JSON, with what its writer would not write: deep nesting, thousands of digits, lone surrogates."""
+    """JSON text, including what a writer would not produce: deep nesting, thousands of digits, lone surrogates."""
     text = json.dumps(value)
     for stand_in, written in WRITTEN.items():
         text = text.replace(f'"{stand_in}"', written)

@@ -1,4 +1,4 @@
-"""What a campaign needs to know of a reader."""
+"""What a campaign needs to know about a reader."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 
 from hypothesis.strategies import SearchStrategy
 
-Files = dict[str, bytes]  # what lies in the folder that a reader is given, by path below it
+Files = dict[str, bytes]  # the contents of the folder given to a reader, by path
 
 
 class Refused(Exception):
-    """Raised by a reader's caller where it says no by other means than an error, such as an empty answer."""
+    """Raised if a reader refuses a file by other means than an error, such as an empty answer."""
 
 
 @dataclass(frozen=True)
@@ -22,10 +22,10 @@ class Reader:
 
     name: str
     files: Callable[[], SearchStrategy[Files]]  # valid ones and mutated ones; called once in every worker
-    read: Callable[[Path], object]  # given the folder; raises FedveilError or Refused where it says no
+    read: Callable[[Path], object]  # given the folder; raises FedveilError or Refused to refuse it
     share: int = 1000  # files of a whole campaign, relative to the other readers
-    memory: int = 2**26  # bytes that it may take whatever the files
-    ratio: int = 4200  # and bytes that it may take per byte of the files; deflate alone unpacks to 1032
+    memory: int = 2**26  # bytes that it may use for any file
+    ratio: int = 4200  # more bytes that it may use per byte of the files; deflate alone unpacks to 1032
 
 
 def lay_out(content: Files, folder: Path) -> None:

@@ -12,8 +12,8 @@ from fuzz.web_readers import WEB_READERS
 
 READERS: tuple[Reader, ...] = (*DATA_READERS, *WEB_READERS, *TEXT_READERS, *RUN_READERS, *SETTINGS_READERS)
 
-# What a name in a file stands for is imported when it is first asked for. That takes time and memory, and is no
-# fault of the file: it is done here, before there are workers.
+# Import everything that a name in a file can stand for before there are workers: the time and memory of imports must
+# not count against a file.
 for registry in REGISTRIES.values():
     for name in registry.entries():
         registry.load(name)

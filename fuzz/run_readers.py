@@ -24,8 +24,7 @@ from torch import Tensor, nn
 from fedveil.attacks.inverting_gradients import InvertingGradients
 from fedveil.attacks.problem import Reconstruction
 from fedveil.auditing.captures import CaptureSetting, attack_captures, check_captures, examples_of, steps_alike
-from fedveil.clients.batch import ClientBatch
-from fedveil.defenses.base import Defense
+from fedveil.defenses.base import Call, Defense
 from fedveil.defenses.chain import Chain
 from fedveil.federation.capture import Capture, Truth
 from fedveil.federation.observers import Observer
@@ -59,7 +58,7 @@ def named(name: str, contents: SearchStrategy[bytes]) -> SearchStrategy[Files]:
 
 
 def sealed(content: bytes) -> bytes:
-    """With the right hash, where the file can be read at all: else hardly anything would be looked at behind it."""
+    """Set the right hash if the file can be read at all: otherwise hardly any reader would get past the hash."""
     try:
         header, data = safetensors_parts(content)
         metadata = header["__metadata__"]
@@ -69,12 +68,12 @@ def sealed(content: bytes) -> bytes:
         inner["sha256"] = seal(metadata[KEY], tensors if order is None else {name: tensors[name] for name in order})
         metadata[KEY] = json_text(inner)
         return safetensors_bytes(header, data)
-    except Exception:  # whatever the mutation has done to it
+    except Exception:  # whatever the mutation broke
         return content
 
 
 def forged(content: bytes) -> SearchStrategy[bytes]:
-    """Files like this one, two in three of them with the right hash whatever was changed."""
+    """Files like this one, two in three with the right hash."""
     return st.one_of(
         safetensors_files(content), *(each.map(sealed) for each in (odd_metadata(content), safetensors_files(content)))
     )
@@ -91,7 +90,7 @@ FACTS = {
     "std": [0.2],
 }
 MORE_FACTS = {"defense": "gradient-dropout:keep=0.8", "local_epochs": 2, "weight_decay": 0.1, "buffers": "shared"}
-FEW = 64  # examples that a capture may tell of to be attacked here
+FEW = 64  # most examples of a capture that is attacked here
 
 
 def _captured() -> tuple[Capture, ...]:
@@ -118,13 +117,13 @@ def _captures() -> SearchStrategy[Files]:
 
 
 def _attackable() -> SearchStrategy[Files]:
-    for capture in _captured():  # what an attack loads and sets when it is first run is no fault of a file
+    for capture in _captured():  # what an attack loads in its first run must not count against a file
         _attack(capture)
     return _captures()
 
 
 def _read_capture(folder: Path) -> object:
-    """As `fedveil attack` does before it starts."""
+    """Read as `fedveil attack` does before it starts."""
     capture = Capture.load(folder / "capture.safetensors")
     check_captures([capture], CaptureSetting(unroll=steps_alike(capture)))
     assert examples_of(capture) >= 1
@@ -132,7 +131,7 @@ def _read_capture(folder: Path) -> object:
 
 
 def _attack_capture(folder: Path) -> object:
-    """What passes for a capture can be attacked."""
+    """Whatever is accepted as a capture must be attackable."""
     return _attack(Capture.load(folder / "capture.safetensors"))
 
 
@@ -140,7 +139,7 @@ def _attack(capture: Capture) -> object:
     setting = CaptureSetting(unroll=steps_alike(capture))
     check_captures([capture], setting)
     if sum(capture.batch_sizes) > FEW or math.prod(capture.public.shape or ()) > FEW:
-        raise Refused  # it would take its time and memory, as it may
+        raise Refused  # too large to attack here
     attack = InvertingGradients(steps=1, labels="recovered")
     return attack_captures([capture], attack, setting=setting, backend="loop")
 
@@ -158,16 +157,16 @@ def _truths() -> SearchStrategy[Files]:
 
 @declared
 class Remembering(Defense):
-    """Adds half of what it held back before: a defense with a memory that lasts over rounds."""
+    """A defense with a memory that lasts over rounds: it adds half of what it held back before."""
 
     name: ClassVar[str] = "remembering"
     state_scope: ClassVar[Literal["round", "run"]] = "run"
 
-    def protect(self, update: Tree, batch: ClientBatch) -> Tree:
+    def protect(self, update: Tree, call: Call) -> Tree:
         """Half of the update and of the rest so far."""
-        rest = {name: batch.state.get(name, torch.zeros_like(tensor)) for name, tensor in update.items()}
+        rest = {name: call.state.get(name, torch.zeros_like(tensor)) for name, tensor in update.items()}
         for name, tensor in update.items():
-            batch.state[name] = 0.5 * (tensor + rest[name])
+            call.state[name] = 0.5 * (tensor + rest[name])
         return Tree({name: 0.5 * (tensor + rest[name]) for name, tensor in update.items()})
 
 
@@ -183,7 +182,7 @@ SETTINGS = FederationSettings(rounds=2, batch_size=4, momentum=0.5, patience=3, 
 
 @functools.cache
 def _task() -> Task:
-    """Few numbers of everything, and a model with buffers."""
+    """A tiny task whose model has buffers."""
     model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
     parts = [(torch.rand(size, 4), torch.arange(size) % 2) for size in (12, 6, 6)]
     places = [torch.arange(start, start + 4) for start in (0, 4, 8)]
@@ -200,7 +199,7 @@ def _checkpoints() -> SearchStrategy[Files]:
 
 
 def _read_checkpoint(folder: Path) -> object:
-    """Go on with the run: whatever passes for its checkpoint serves for its last round."""
+    """Resume the run: whatever is accepted as a checkpoint must do for its last round."""
     return federate(_task(), CHAIN, SETTINGS, folder=folder, resume=True)
 
 

@@ -20,7 +20,7 @@ from hypothesis.strategies import SearchStrategy
 from torch import nn
 from torch.nn import functional
 
-from fedveil.auditing.outcome import Outcome
+from fedveil.auditing.audit_result import AuditResult
 from fedveil.auditing.result import Images, Result, load_result, save_result
 from fedveil.cli.config import Config
 from fedveil.cli.main import run as run_command
@@ -37,7 +37,7 @@ SAMPLE = torch.rand(2, 1, 2, 2), torch.tensor([0, 1])
 
 
 def _calibrations() -> SearchStrategy[Files]:
-    known = json.loads(written(_read_calibration, "calibration.json"))  # which is made where there is none
+    known = json.loads(written(_read_calibration, "calibration.json"))  # written if there is none
     return named("calibration.json", json_files({**known, "other": {"loop": 1.0, "stacked": 1.0}}))
 
 
@@ -106,17 +106,15 @@ TOML_VALUES = (
 
 
 def _configs() -> SearchStrategy[Files]:
-    made = Config.checked(
-        "audit", {"defense": ["clip:norm=1", "gradient-dropout"], "federation": {"lr_steps": [[2, 0.1]]}}
-    )
+    made = Config.checked({"defense": ["clip:norm=1", "gradient-dropout"], "federation": {"lr_steps": [[2, 0.1]]}})
     text = to_toml(made.kept())
     odd = odd_lines(text.splitlines(), TOML_VALUES, " = ").map(lambda each: each.encode("utf-8", "surrogatepass"))
     return named("config.toml", any_of(odd, odd, damaged(text.encode())))
 
 
 def _read_config(folder: Path) -> object:
-    made = Config.read("audit", Given(values={}, config=folder / "config.toml", resume=False))
-    again = Config.checked("audit", tomllib.loads(to_toml(made.kept())))
+    made = Config.load("audit", Given(values={}, config=folder / "config.toml", resume=False))
+    again = Config.checked(tomllib.loads(to_toml(made.kept())))
     assert again.kept() == made.kept(), "what is written down does not read as the same"
     return made
 
@@ -132,7 +130,7 @@ OPTIONS = (
 
 
 def _attack_options() -> SearchStrategy[Files]:
-    with tempfile.TemporaryDirectory() as folder:  # what is imported and made at the first call is no fault of a file
+    with tempfile.TemporaryDirectory() as folder:  # imports of the first call must not count against a file
         (Path(folder) / "attack.toml").write_text("\n".join(OPTIONS))
         _read_attack_options(Path(folder))
     odd = odd_lines(OPTIONS, TOML_VALUES, " = ").map(lambda each: each.encode("utf-8", "surrogatepass"))
@@ -140,7 +138,7 @@ def _attack_options() -> SearchStrategy[Files]:
 
 
 def _read_attack_options(folder: Path) -> object:
-    """The capture that it names is not there: a sound file of options comes as far as to say so."""
+    """The capture does not exist: a sound file of options gets as far as that error."""
     arguments = ["attack", str(folder / "none.safetensors"), "--config", str(folder / "attack.toml")]
     said = io.StringIO()
     with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
@@ -156,12 +154,12 @@ def _result() -> tuple[bytes, bytes]:
     estimate = {"mean": 0.5, "low": 0.25, "high": 0.75, "count": 2}
     roles = ("ceiling", "naive", "adaptive", "noise-floor", "mean-floor", "bound")
     metrics = dict.fromkeys(("identified", "psnr", "ssim", "mse"), estimate)
-    trace = {"attack": "dlg", "role": "naive", "steps": [0, 5], "median": [1, 0.1], "low": [1, 0.1], "high": [1, 0.2]}
+    curve = {"attack": "dlg", "role": "naive", "steps": [0, 5], "median": [1, 0.1], "low": [1, 0.1], "high": [1, 0.2]}
     plain: dict[str, Any] = {
         "data": "digits",
         "model": "lenet",
         "protocol": "FedSGD",
-        "identified_among": 4,
+        "candidates": 4,
         "judges": ["a net"],
         "defense": {
             "name": "clip",
@@ -175,7 +173,27 @@ def _result() -> tuple[bytes, bytes]:
             "paper": "x",
             "facts": {"a": "b"},
         },
-        "verdict": {"status": "exposed", "sentences": ["a", "b", "c"], "why": "x"},
+        "verdict": {
+            "status": "exposed",
+            "question": "link",
+            "sentences": ["a", "b", "c"],
+            "why": "x",
+            "answers": [
+                {"question": "reconstruct", "asked": "x", "status": "not judged", "why": "x"},
+                {
+                    "question": "link",
+                    "asked": "x",
+                    "status": "exposed",
+                    "why": "x",
+                    "role": "naive",
+                    "attack": "link",
+                    "measure": "linked",
+                    "floor": "noise-floor",
+                    "found": estimate,
+                    "bound": 0.5,
+                },
+            ],
+        },
         "rows": [
             {
                 "attack": "dlg",
@@ -185,6 +203,18 @@ def _result() -> tuple[bytes, bytes]:
                 "strongest": role == "naive",
             }
             for role in roles
+        ]
+        + [
+            {
+                "attack": "link",
+                "role": role,
+                "question": "link",
+                "metrics": {"linked": estimate},
+                "values": {"linked": [1, 0]},
+                "bound": 0.5,
+                "exact": False,
+            }
+            for role in ("naive", "noise-floor")
         ],
         "cost": {
             "rounds": 1,
@@ -205,8 +235,8 @@ def _result() -> tuple[bytes, bytes]:
                 "steps": 5,
                 "victims": 2,
                 "batch_size": 1,
-                "traces": [trace],
-                "ssim_at": {"naive": {"all": estimate}},
+                "curves": [curve],
+                "on_the_way": {"naive": {"ssim": {"all": estimate}}},
             }
         ],
         "assumptions": [{"switch": "labels", "setting": "known", "words": "x"}],
@@ -248,7 +278,7 @@ def _results() -> SearchStrategy[Files]:
 
 def _read_result(folder: Path) -> object:
     """As `fedveil report` does."""
-    outcome = Outcome(*load_result(folder))
+    outcome = AuditResult(*load_result(folder))
     assert str(outcome.leakage)
     return outcome.report(folder / "report.html")
 

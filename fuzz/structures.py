@@ -37,7 +37,7 @@ TYPES = (
     *(tarfile.REGTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE, tarfile.CHRTYPE),
     *(tarfile.FIFOTYPE, tarfile.GNUTYPE_SPARSE, tarfile.CONTTYPE, b"L", b"K", b"x", b"g", b"Z"),
 )
-HUGE = 3 * 2**20  # zeros, which pack to three kilobytes
+HUGE = 3 * 2**20  # zeros, which compress to three kilobytes
 
 
 # ---- archives ------------------------------------------------------------------------------------------------
@@ -58,7 +58,7 @@ def tar_bytes(entries: Mapping[str, bytes]) -> bytes:
 def _tar(draw: DrawFn, entries: Mapping[str, bytes]) -> bytes:
     file = io.BytesIO()
     form = draw(st.sampled_from((tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT)))
-    odd = draw(st.integers(0, len(entries)))  # which entry; one beyond the last: none
+    odd = draw(st.integers(0, len(entries)))  # which entry is odd; one past the last: none
     with tarfile.open(fileobj=file, mode="w", format=form) as tar:
         for place, (name, content) in enumerate(entries.items()):
             info = tarfile.TarInfo(name)
@@ -84,7 +84,7 @@ def _tar(draw: DrawFn, entries: Mapping[str, bytes]) -> bytes:
 
 
 def tar_gz_files(entries: Mapping[str, bytes]) -> SearchStrategy[bytes]:
-    """Archives whose entries leave their folder, are no plain files, lie about their size or are damaged."""
+    """Archives whose entries leave their folder, are not plain files, lie about their size or are damaged."""
     inside = st.one_of(_tar(entries), _tar(entries), damaged(tar_bytes(entries)))
     return any_of(inside.map(lambda content: gzip.compress(content, 6, mtime=0)))
 
@@ -96,7 +96,7 @@ METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.
 def zips(draw: DrawFn, entries: Mapping[str, SearchStrategy[bytes]]) -> bytes:
     """A zip archive of these entries, each packed in some way under some name; some flags and fields are wrong."""
     file = io.BytesIO()
-    with warnings.catch_warnings(action="ignore"), zipfile.ZipFile(file, "w") as archive:  # of names that are doubled
+    with warnings.catch_warnings(action="ignore"), zipfile.ZipFile(file, "w") as archive:  # about duplicate names
         for name, contents in entries.items():
             named = draw(st.sampled_from((name,) * 12 + ("../x.npy", "/x.npy", "é", name.upper())))
             method = draw(st.sampled_from((zipfile.ZIP_DEFLATED,) * 6 + METHODS))
@@ -127,21 +127,21 @@ def safetensors_parts(content: bytes) -> tuple[dict[str, Any], bytes]:
 
 
 def safetensors_bytes(header: Any, data: bytes) -> bytes:
-    """The inverse, whatever the header has become."""
+    """The inverse of `safetensors_parts`, for any header."""
     text = json_text(header).encode()
     return struct.pack("<Q", len(text)) + text + data
 
 
 @st.composite
 def _odd_header(draw: DrawFn, content: bytes) -> bytes:
-    """Metadata, types, shapes, offsets and names of tensors are odd."""
+    """A file with odd metadata, types, shapes, offsets or names."""
     header, data = safetensors_parts(content)
     return safetensors_bytes(draw(odd_json(header)), data)
 
 
 @st.composite
 def odd_metadata(draw: DrawFn, content: bytes) -> bytes:
-    """The JSON texts inside the metadata are odd; the file around them is valid."""
+    """A valid file with odd JSON texts in its metadata."""
     header, data = safetensors_parts(content)
     metadata = header.get("__metadata__", {})
     texts = [key for key, text in metadata.items() if text[:1] in '{["']
@@ -193,7 +193,7 @@ def safetensors_files(content: bytes) -> SearchStrategy[bytes]:
 
 
 class Payload:
-    """Pickles as a call."""
+    """Is pickled as a call."""
 
     def __init__(self, function: Any, *arguments: Any) -> None:
         self.call = function, arguments
@@ -203,7 +203,7 @@ class Payload:
 
 
 def _payloads() -> tuple[bytes, ...]:
-    """Instructions that would run something, to stand anywhere in a pickle."""
+    """Instructions that would run something, for any position in a pickle."""
     calls: list[tuple[str, str]] = [
         ("os", "system"),
         ("posix", "system"),
@@ -260,7 +260,7 @@ PAYLOADS = _payloads()
 
 @st.composite
 def _odd_pickle(draw: DrawFn, content: bytes) -> bytes:
-    """Instructions removed, doubled, swapped, and others put between them."""
+    """A pickle with instructions removed, doubled, swapped or inserted."""
     starts = [place for _, _, place in pickletools.genops(content) if place is not None]
     parts = [content[a:b] for a, b in zip(starts, [*starts[1:], len(content)], strict=True)]
     for _ in range(draw(st.integers(1, 3))):
@@ -282,7 +282,7 @@ def _odd_pickle(draw: DrawFn, content: bytes) -> bytes:
 
 @st.composite
 def _calling_pickle(draw: DrawFn, value: dict[Any, Any]) -> bytes:
-    """A valid pickle one of whose values calls something when it is made."""
+    """A valid pickle in which making one of the values calls something."""
     import os
     import subprocess
 
@@ -311,7 +311,7 @@ def pickle_files(value: dict[Any, Any]) -> SearchStrategy[bytes]:
 
 @st.composite
 def odd_png(draw: DrawFn, content: bytes) -> bytes:
-    """Chunks removed, doubled, swapped, made up, or with other numbers; their checksums are right."""
+    """A file with chunks removed, doubled, swapped, invented or changed, and with right checksums."""
     chunks, place = [], 8
     while place < len(content):
         (length,) = struct.unpack(">I", content[place : place + 4])

@@ -70,7 +70,7 @@ def _texts() -> SearchStrategy[Files]:
 
 def _read_text(folder: Path) -> object:
     name = next(folder.iterdir()).name
-    root = folder / name if name == "wikitext2" else folder  # where its files may stand as well
+    root = folder / name if name == "wikitext2" else folder  # where its files may be as well
     data: LoadedText = datasets.build(name).load(root)
     assert data.sha256
     return data
@@ -92,7 +92,7 @@ def _read_zip(folder: Path) -> object:
 
 @cache
 def _tokenizer() -> bytes:
-    """A small one, with all that BERT's has."""
+    """A small tokenizer with every part that BERT's has."""
     known = {word: number for number, word in enumerate(("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "##b"))}
     made = tokenizers.Tokenizer(tokenizers.models.WordPiece(vocab=known, unk_token="[UNK]"))
     made.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=True)

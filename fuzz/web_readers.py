@@ -1,4 +1,4 @@
-"""What comes over the network: answers of a server that lies, and archives that are fetched and unpacked."""
+"""What comes over the network: answers of a lying server, and archives that are downloaded and unpacked."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ class Server:
                     connection.recv(65536)
                     connection.sendall(self.answers.pop(0) if self.answers else b"")
                     connection.shutdown(socket.SHUT_WR)
-                    connection.recv(65536)  # until the other side has read all
+                    connection.recv(65536)  # until the other side has read everything
                 except OSError:
                     continue
 
 
 @functools.cache
 def server() -> Server:
-    """One in every process."""
+    """The server of this process."""
     return Server()
 
 
@@ -131,7 +131,7 @@ def _read_download(folder: Path) -> object:
 
 
 def _download() -> SearchStrategy[Files]:
-    server()  # its thread must be there before memory is limited
+    server()  # its thread must start before memory is limited
     return _answers()
 
 
@@ -141,7 +141,7 @@ def _fetched() -> SearchStrategy[Files]:
 
 
 def _read_fetched(folder: Path) -> object:
-    """Fetch an archive that has its published checksum and is hostile all the same."""
+    """Fetch a hostile archive that has its published checksum."""
     content = (folder / "served" / "set.tar.gz").read_bytes()
     web = server()
     web.answers = [f"HTTP/1.1 200 OK\r\nContent-Length: {len(content)}\r\n\r\n".encode() + content]

@@ -1,4 +1,4 @@
-"""The inside of a worker process: make a file, let the reader read it, judge what came of it."""
+"""A worker process: make a file, let the reader read it, and judge the outcome."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from fuzz.guard import Guard
 from fuzz.reader import Files, Reader, Refused, lay_out
 
 SLOW = 3.0  # seconds of the processor for one file; other programs do not count
-LONGEST = 2000  # letters of a message that somebody would still read
+LONGEST = 2000  # characters of a message that somebody would still read
 KEPT = 2  # copies of the files of one fault, in one job
 INSIDE = Path("a", "b", "c", "given")  # below the worker's folder, so that `../../x` is seen
 
@@ -41,21 +41,21 @@ class Job:
     seed: int
     number: int  # among the reader's jobs
     files: int
-    done: int = 0  # files that an earlier worker, which did not survive the last of them, has read
+    done: int = 0  # files read by an earlier worker, the last of which stopped it
 
     def hypothesis_seed(self, turn: int) -> int:
-        """A number of its own for every job."""
+        """A different seed for every job and turn."""
         text = f"{self.seed}/{self.reader.name}/{self.number}/{turn}"
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came of one file."""
+    """The outcome for one file."""
 
-    kind: str  # "accepted", "refused", or else what the reader did wrong
+    kind: str  # "accepted", "refused", or what the reader did wrong
     words: str = ""
-    files: Path | None = None  # a copy of what the reader was given, where it did wrong
+    files: Path | None = None  # a copy of its input, if the reader did something wrong
 
     @property
     def fine(self) -> bool:
@@ -64,25 +64,25 @@ class Verdict:
 
     @property
     def fault(self) -> str:
-        """The same for all files that show the same fault: without what is quoted from them."""
-        return re.sub(r"""(['"]).*\1|0x\w+|[\d.,]+ (s|letters)""", "…", f"{self.kind}: {self.words}")
+        """Equal for all files that show the same fault: without quotes from the files."""
+        return re.sub(r"""(['"]).*\1|0x\w+|[\d.,]+ (s|characters)""", "…", f"{self.kind}: {self.words}")
 
 
 def work(job: Job, folder: Path, keep: Path, results: Connection) -> None:
-    """Read all files of the job. Sends the number of each before it is read and a verdict behind it, at the end `None`.
+    """Read all files of the job. Sends the number of each before it is read, then a verdict, and at the end `None`.
 
     folder: the worker's own, empty; keep: for the files that show a fault.
     """
     try:
         _read_all(job, folder, keep, results)
         results.send(None)
-    except Exception:  # a fault of the campaign: the reader's are caught where it is called
+    except Exception:  # a fault of the campaign itself: those of readers are caught elsewhere
         results.send(traceback.format_exc())
 
 
 def _read_all(job: Job, folder: Path, keep: Path, results: Connection) -> None:
     sys.dont_write_bytecode = True
-    faulthandler.disable()  # a crash is told by the one who is left
+    faulthandler.disable()  # the parent process reports crashes
     warnings.simplefilter("ignore")
     logging.disable()
     torch.manual_seed(0)  # valid files are made of random weights
@@ -105,7 +105,7 @@ def _read_all(job: Job, folder: Path, keep: Path, results: Connection) -> None:
             verdict = replace(verdict, files=keep_files(given, keep, job, seen))
         results.send(verdict)
 
-    while seen < job.files:  # Hypothesis may find nothing new before
+    while seen < job.files:  # Hypothesis may stop early
         settings = hypothesis.settings(
             max_examples=job.files - seen,
             database=None,
@@ -118,7 +118,7 @@ def _read_all(job: Job, folder: Path, keep: Path, results: Connection) -> None:
 
 
 def keep_files(given: Path, keep: Path, job: Job, number: int) -> Path:
-    """Copy what the reader was given to where somebody can look at it."""
+    """Keep a copy of what the reader was given."""
     target = keep / f"{job.reader.name}-{job.number}-{number}"
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(given, target, symlinks=True)
@@ -126,14 +126,14 @@ def keep_files(given: Path, keep: Path, job: Job, number: int) -> Path:
 
 
 def judge(reader: Reader, given: Path, guard: Guard, top: Path) -> Verdict:
-    """Let the reader read the folder, under watch."""
+    """Let the reader read the folder under the guard, and judge what it does."""
     size = sum(path.stat().st_size for path in given.rglob("*") if path.is_file())
     start = time.process_time()
     error: BaseException | None = None
     with guard.watching(given), memory_limit(reader.memory + reader.ratio * size):
         try:
             reader.read(given)
-        except BaseException as raised:  # whatever it is, it is looked at below
+        except BaseException as raised:  # judged below
             error = raised
     seconds = time.process_time() - start
     if guard.seen:
@@ -155,13 +155,13 @@ def judge(reader: Reader, given: Path, guard: Guard, top: Path) -> Verdict:
     if not message.isprintable() or not message.strip():
         return Verdict("message", f"not one printable line: {message!r:.200} {place(error)}")
     if len(message) > LONGEST:
-        return Verdict("message", f"{len(message):,} letters: {message[:150]!r} {place(error)}")
+        return Verdict("message", f"{len(message):,} characters: {message[:150]!r} {place(error)}")
     return Verdict("refused")
 
 
 @contextmanager
 def memory_limit(extra: int) -> Iterator[None]:
-    """So many bytes more than now, and an allocation fails."""
+    """Let allocations fail beyond this many bytes more than are in use now."""
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (now + extra, hard))
@@ -172,9 +172,9 @@ def memory_limit(extra: int) -> Iterator[None]:
 
 
 def out_of_memory(error: BaseException | None) -> bool:
-    """Whether memory ran out, also where the reader made another error of it."""
+    """Whether memory ran out, even if the reader raised another error because of it."""
     while error is not None:
-        if isinstance(error, MemoryError) and "ast.py" not in place(error):  # Python's parser means its own stack
+        if isinstance(error, MemoryError) and "ast.py" not in place(error):  # Python's parser means its stack
             return True
         if isinstance(error, RuntimeError) and "allocate memory" in str(error):  # torch's words
             return True
@@ -183,7 +183,7 @@ def out_of_memory(error: BaseException | None) -> bool:
 
 
 def strays(top: Path) -> list[str]:
-    """What lies in the worker's folder beside the path to the given one."""
+    """Files in the worker's folder outside of the given one."""
     found = []
     for depth in range(len(INSIDE.parts)):
         folder = top.joinpath(*INSIDE.parts[:depth])
@@ -192,7 +192,7 @@ def strays(top: Path) -> list[str]:
 
 
 def place(error: BaseException | None) -> str:
-    """The error and where it was raised, in one line that is the same for the same fault."""
+    """The error and where it was raised, in one line that is equal for equal faults."""
     if error is None:
         return ""
     frames = traceback.extract_tb(error.__traceback__)

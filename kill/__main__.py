@@ -1,4 +1,4 @@
-"""`python -m kill [--kills N] [--seed N]`: kill runs and resume them, end with a table; 1 if anything failed."""
+"""`python -m kill [--kills N] [--seed N]`: kill and resume runs, and print a table; exits with 1 if anything failed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m kill", description=__doc__)
     parser.add_argument("--kills", type=int, default=200, help="default %(default)s")
     parser.add_argument("--seed", type=int, default=0, help="the same seed draws the same points; default %(default)s")
-    parser.add_argument("--keep", type=Path, default=HERE / "failures", help="where runs that show a fault stay")
+    parser.add_argument("--keep", type=Path, default=HERE / "failures", help="folder for runs with faults")
     given = parser.parse_args(arguments)
     given.keep.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="run-", dir=given.keep.resolve()))
@@ -37,7 +37,7 @@ def main(arguments: list[str]) -> int:
 
 
 def table(tallies: dict[str, Tally]) -> str:
-    """Scenario, runs, kills and in which stage they came, failures."""
+    """Scenario, runs, kills by stage, failures."""
     rows = [["scenario", "runs", "kills", *STAGES, "failures"]]
     total = Tally()
     for name, tally in [*tallies.items(), ("all", total)]:

@@ -1,4 +1,4 @@
-"""Kill runs at points of all kinds, resume them, and look at what they come to."""
+"""Kill runs at all kinds of points, resume them, and check the results."""
 
 from __future__ import annotations
 
@@ -26,30 +26,30 @@ MOST = 5  # kills of one run in a row
 
 @dataclass(frozen=True)
 class Whole:
-    """A run that nobody interrupted."""
+    """An uninterrupted run."""
 
     folder: Path
     seconds: float
-    changes: int  # of its folder
+    changes: int  # made to its folder
     rounds: int
 
 
 @dataclass
 class Tally:
-    """What came of the runs of one scenario."""
+    """The results of the runs of one scenario."""
 
     runs: int = 0
-    stages: Counter[str] = field(default_factory=Counter)  # in which the kills came
+    stages: Counter[str] = field(default_factory=Counter)  # the kills by stage
     faults: list[str] = field(default_factory=list)
 
     @property
     def kills(self) -> int:
-        """Kills that met a living run."""
+        """Kills of runs that had not ended yet."""
         return self.stages.total()
 
 
 class Ended(Exception):
-    """A run did what it must not: what, in one line."""
+    """A run did something wrong; the message says what."""
 
 
 class Campaign:
@@ -67,15 +67,15 @@ class Campaign:
             try:
                 code, out, err = run.end()
             except Ended as error:
-                raise RuntimeError(f"{scenario.name}, which nobody killed: {error}") from None
+                raise RuntimeError(f"{scenario.name}, uninterrupted: {error}") from None
             if code != 0:
-                raise RuntimeError(f"{scenario.name} fails even if nobody kills it: {err.strip()}")
+                raise RuntimeError(f"{scenario.name} fails even without a kill: {err.strip()}")
             changes = int(out.rpartition("changes: ")[2])
             self._wholes[scenario] = Whole(run.out, run.seconds, changes, rounds(run.out))
         return self._wholes[scenario]
 
     def run(self, scenario: Scenario, number: int, kills: int, tally: Tally) -> None:
-        """Start one run, kill it at most so often, resume it until it is done, and compare."""
+        """Start a run, kill it up to `kills` times, resume it until it is done, and compare."""
         whole = self.whole(scenario)
         draws = random.Random(f"{self._seed} {number}")
         place = self._folder / scenario.name / str(number)
@@ -85,7 +85,7 @@ class Campaign:
             for _ in range(kills):
                 attempt = self._killed(scenario, place, whole, draws)
                 if attempt is None:
-                    break  # it was done before
+                    break  # it ended before the kill
                 tally.stages[stage(attempt.out, whole)] += 1
                 if rounds(attempt.out) < saved:
                     raise Ended(f"{saved} rounds were kept, now there are {rounds(attempt.out)}")
@@ -96,14 +96,14 @@ class Campaign:
                 raise Ended(f"it cannot be resumed: code {code}, {err.strip()}")
             different = differences(last.out, whole.folder)
             if different:
-                raise Ended(f"it differs from a run in one go: {', '.join(different)}")
+                raise Ended(f"it differs from an uninterrupted run: {', '.join(different)}")
         except Ended as error:
             tally.faults.append(f"{scenario.name}, run {number}: {error} ({place})")
             return
         shutil.rmtree(place)
 
     def _killed(self, scenario: Scenario, place: Path, whole: Whole, draws: random.Random) -> Attempt | None:
-        """An attempt that was killed, or None if it came to its end before."""
+        """An attempt that was killed, or None if it ended before."""
         number = draws.choice(SIGNALS)
         if draws.random() < 0.5:
             attempt = Attempt(scenario, place, number, draws.randint(1, whole.changes))
@@ -133,7 +133,7 @@ class Attempt:
         self.seconds = 0.0
         path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         own = {"OMP_NUM_THREADS": "1", "TMPDIR": str(self._temporary), "PYTHONPATH": path}
-        own["TORCHINDUCTOR_CACHE_DIR"] = str(place.parent / "torch")  # torch makes this folder, compiled code or not
+        own["TORCHINDUCTOR_CACHE_DIR"] = str(place.parent / "torch")  # torch always makes this folder
         program = (sys.executable, "-m", "kill.program", str(int(number)), str(change), "out")
         self._process = subprocess.Popen(
             [*program, *scenario.arguments, "--out", "out", "--resume"],
@@ -142,19 +142,19 @@ class Attempt:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            start_new_session=True,  # its processes are a group, so that one that is left can be found
+            start_new_session=True,  # makes its processes a group, so that those left behind can be found
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # background jobs of a shell ignore it
         )
 
     def kill_after(self, seconds: float) -> None:
-        """Send the signal once so much time has passed, unless the process has ended before."""
+        """Send the signal after this time, unless the process has ended before."""
         try:
             self._process.wait(seconds)
         except subprocess.TimeoutExpired:
             self._process.send_signal(self._number)
 
     def end(self) -> tuple[int, str, str]:
-        """Its code, output and errors; looks for what it left outside of its folder."""
+        """Wait for the end; returns exit code, output and errors. Looks for what was left outside of the folder."""
         out, err = self._process.communicate()
         self.seconds = time.monotonic() - self._began
         left = traces(self._process.pid, self._temporary, self._shared)
@@ -164,7 +164,7 @@ class Attempt:
 
 
 def stage(folder: Path, whole: Whole) -> str:
-    """How far a run has come, by the files it wrote."""
+    """The stage that a run has reached, judging by its files."""
     there = {path.name for path in folder.iterdir()} if folder.exists() else set()
     if "config.toml" not in there:
         return "start-up"
@@ -182,7 +182,7 @@ def campaign(
     folder: Path,
     tell: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Tally]:
-    """Kill so often, over all scenarios in turn. Folders of runs that show a fault stay."""
+    """Kill runs of all scenarios in turn, `kills` times in all. Folders of runs with faults are kept."""
     tallies = {scenario.name: Tally() for scenario in scenarios}
     runs = Campaign(folder, seed)
     number = 0
@@ -196,5 +196,5 @@ def campaign(
         number += 1
         tell(f"{kills - left} of {kills} kills") if number % 10 == 0 else None
         if sum(len(each.faults) for each in tallies.values()) > kills:
-            break  # nothing works: no kill would ever be counted
+            break  # nothing works, and no kill would ever be counted
     return tallies

@@ -1,4 +1,4 @@
-"""Whether two folders of a run hold the same: bit for bit, but for dates and times."""
+"""Compare two folders of a run bit for bit, except for dates and times."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import re
 from pathlib import Path
 from typing import Any
 
-from fedveil.auditing.outcome import Outcome
+from fedveil.auditing.audit_result import AuditResult
 from fedveil.auditing.result import load_result
 
-# Keys that hold times. `sha256` in a header seals times too; the contents that it seals are compared themselves.
+# Keys of times. `sha256` in a header covers times too; the contents that it covers are compared themselves.
 TIMES = re.compile(r"seconds|slowdown|^started$|^sha256$")
 SLOWER = re.compile(r"; a round takes .*")  # the end of the verdict's sentence on the cost
 
 
 def differences(folder: Path, whole: Path) -> list[str]:
-    """What differs from an uninterrupted run, hidden files too."""
+    """What differs from an uninterrupted run, including hidden files."""
     names, expected = _files(folder), _files(whole)
     found = [f"{name} is missing" for name in sorted(expected - names)]
     found += [f"{name} is left over" for name in sorted(names - expected)]
@@ -24,7 +24,7 @@ def differences(folder: Path, whole: Path) -> list[str]:
 
 
 def rounds(folder: Path) -> int:
-    """How many rounds of training the checkpoints in a folder tell of."""
+    """The number of rounds of training in the checkpoints of a folder."""
     return sum(len(_told(_tensors(path)[0])["history"]) for path in folder.rglob("checkpoint.safetensors"))
 
 
@@ -39,10 +39,10 @@ def _content(path: Path) -> object:
         header, tensors = _tensors(path)
         return _timeless(header), tensors
     if path.name == "report.html":
-        # It shows times: it must be what the result beside it makes.
+        # It contains times, so compare it with a report made again from the result beside it.
         again = path.with_name("again.html")
         try:
-            Outcome(*load_result(path.parent)).report(again)
+            AuditResult(*load_result(path.parent)).report(again)
             return "as its result" if again.read_bytes() == path.read_bytes() else path
         finally:
             again.unlink(missing_ok=True)
@@ -50,7 +50,7 @@ def _content(path: Path) -> object:
 
 
 def _tensors(path: Path) -> tuple[dict[str, Any], bytes]:
-    """The header of a safetensors file, and all tensors as they lie behind it."""
+    """The header of a safetensors file, and the bytes of all tensors."""
     content = path.read_bytes()
     end = 8 + int.from_bytes(content[:8], "little")
     return json.loads(content[8:end]), content[end:]

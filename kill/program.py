@@ -1,8 +1,8 @@
-"""`fedveil` that gets a signal at one of its own writes: a point that no clock would hit, the same every time.
+"""`fedveil` that gets a signal at one of its own writes: reproducible points that no timer would hit.
 
-`python -m kill.program SIGNAL NUMBER FOLDER ARGUMENT...` sends itself the signal when it is about to change the folder
-for that time. A change is a file opened to be written, renamed or removed, or a folder made or removed. With the number
-0 it is left alone and tells at the end how many changes it made.
+`python -m kill.program SIGNAL NUMBER FOLDER ARGUMENT...` sends itself the signal just before its NUMBERth change to the
+folder. A change is opening a file for writing, renaming or removing one, or making or removing a folder. With the
+number 0 it sends no signal and prints the number of changes at the end.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _CHANGES = ("os.rename", "os.remove", "os.mkdir", "os.rmdir")
 
 
 def changes(event: str, arguments: tuple[object, ...], folder: str) -> bool:
-    """Whether an audit event of Python is a change of the folder."""
+    """Whether an audit event of Python is a change to the folder."""
     if not (event in _CHANGES or (event == "open" and _writes(arguments[2]))):
         return False
     path = arguments[0]
@@ -29,18 +29,18 @@ def _writes(flags: object) -> bool:
 
 def main() -> None:
     """Run the command."""
-    number, place, folder = int(sys.argv[1]), int(sys.argv[2]), str(Path(sys.argv[3]).absolute())
+    number, change, folder = int(sys.argv[1]), int(sys.argv[2]), str(Path(sys.argv[3]).absolute())
     made = 0
 
     def hook(event: str, arguments: tuple[object, ...]) -> None:
         nonlocal made
         if changes(event, arguments, folder):
             made += 1
-            if made == place:
+            if made == change:
                 os.kill(os.getpid(), number)
 
     sys.addaudithook(hook)
-    if not place:
+    if not change:
         atexit.register(lambda: print(f"changes: {made}"))
     sys.argv = ["fedveil", *sys.argv[4:]]
     from fedveil.cli import main as fedveil

@@ -1,4 +1,4 @@
-"""What is run and killed: small tasks, so that a kill costs little more than the start of the program."""
+"""The runs to kill: small tasks, so that a kill costs little more than the start of the program."""
 
 from __future__ import annotations
 

@@ -7,8 +7,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-PATIENCE = 600.0  # seconds in which the processes of a killed run must end, on a busy machine too
-MOMENT = 20.0  # seconds in which another program takes or removes shared memory that it has made
+PATIENCE = 600.0  # seconds within which the processes of a killed run must end, even on a busy machine
+MOMENT = 20.0  # seconds within which another program uses or removes shared memory that it made
 SHARED = Path("/dev/shm")
 
 
@@ -18,7 +18,7 @@ def shared_memory() -> set[str]:
 
 
 def traces(group: int, temporary: Path, before: set[str]) -> list[str]:
-    """What is left of a run that has ended: `group` is that of its processes, `before` the shared memory then."""
+    """What is left of a run that has ended: `group` is its process group, `before` the shared memory at its start."""
     if not _ended(group):
         return [f"processes of group {group} still run"]
     found = [f"temporary file {path.name}" for path in temporary.iterdir()]
@@ -26,7 +26,7 @@ def traces(group: int, temporary: Path, before: set[str]) -> list[str]:
 
 
 def _unused(before: set[str]) -> set[str]:
-    """New shared memory that no process has. Others make some too, and may be just about to remove it."""
+    """New shared memory that no process uses. Wait a moment, since other programs may be about to remove theirs."""
     found = {name for name in shared_memory() - before if not _used(name)}
     end = time.monotonic() + MOMENT
     while found and time.monotonic() < end:
@@ -51,7 +51,7 @@ def _runs(group: int) -> bool:
         return False
     except PermissionError:
         return True
-    # What nobody waited for counts as ended.
+    # Zombies count as ended.
     states = [line.rpartition(")")[2].split() for line in _stats()]
     return not states or any(int(state[2]) == group and state[0] not in "ZX" for state in states)
 
@@ -65,7 +65,7 @@ def _stats() -> Iterator[str]:
 
 
 def _used(name: str) -> bool:
-    """Whether this shared memory is another program's: a living process has it open, or is named in its name."""
+    """Whether this shared memory is another program's: a living process has it open or is named in its name."""
     if any(part.isdecimal() and Path("/proc", part).exists() for part in name.split("-")):
         return True
     for path in Path("/proc").glob("[0-9]*/maps"):

@@ -9,13 +9,10 @@ from fedveil.auditing.settings import AuditSettings as AuditSettings
 from fedveil.defenses.chain import Chain as Chain
 from fedveil.defenses.poisson import poisson_loader as poisson_loader
 from fedveil.errors import FedveilError as FedveilError
-from fedveil.federation.capture import Capture as Capture
 from fedveil.federation.capture import capture as capture
-from fedveil.federation.observers import Watch as Watch
 from fedveil.federation.run import federate as federate
 from fedveil.federation.settings import FederationSettings as FederationSettings
 from fedveil.guard.guard import Guard as Guard
-from fedveil.memory import keep_freed_memory as keep_freed_memory
 from fedveil.tasks.normalization import Normalization as Normalization
 from fedveil.tasks.task import Task as Task
 from fedveil.tasks.task import task as task

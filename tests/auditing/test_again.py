@@ -7,29 +7,29 @@ import tomllib
 from typing import Any
 
 import pytest
-from fedveil.auditing.asked import Asked
 from typer.testing import CliRunner
 
 import fedveil as fv
 from fedveil.auditing.again import command_line, config_file, config_toml
 from fedveil.cli.config import Config
 from fedveil.cli.options import SETTINGS, with_settings
-from fedveil.defenses.chain import Chain
 
 TASK = fv.task("digits", model="mlp:hidden=[8]", clients=3, seed=3, limit=200)
 FEDERATION = fv.FederationSettings(rounds=4, lr_steps=((2, 0.03125), (3, 1e-05)), patience=3)
 
 
 def config(task: fv.Task = TASK, seed: int = 3, train: bool = True) -> dict[str, Any]:
-    return Asked(
-        task,
-        Chain.of("clip:norm=2+gradient-dropout:keep=0.7"),
-        (fv.attacks.InvertingGradients(steps=7), fv.attacks.DLG()),
-        FEDERATION,
-        fv.AuditSettings(victims=5, rounds=(1, 3), batch_size=2, exposed_above=0.3),
+    """As a result has it."""
+    made = fv.Experiment(
+        task=task,
+        defense="clip:norm=2+gradient-dropout:keep=0.7",
+        attack=(fv.attacks.InvertingGradients(steps=7), fv.attacks.DLG()),
+        federation=FEDERATION,
+        audit=fv.AuditSettings(victims=5, rounds=(1, 3), batch_size=2, exposed_above=0.3, link=False),
         seed=seed,
-        train=train,
-    ).config()
+        trains=train,
+    )
+    return made.described() | {"task": task.description}
 
 
 def typed(line: str) -> Config:
@@ -38,7 +38,7 @@ def typed(line: str) -> Config:
 
     taken: list[Config] = []
     app = typer.Typer()
-    app.command()(with_settings("audit")(lambda given: taken.append(Config.read("audit", given))))
+    app.command()(with_settings("audit")(lambda given: taken.append(Config.load("audit", given))))
     done = CliRunner().invoke(app, shlex.split(line)[2:])
     assert done.exit_code == 0, done.output
     return taken[0]
@@ -47,10 +47,10 @@ def typed(line: str) -> Config:
 @pytest.mark.parametrize("train", [True, False])
 def test_the_file_and_the_command_say_the_same(train: bool) -> None:
     written = config(train=train)
-    from_file = Config.checked("audit", tomllib.loads(config_toml(written)))
+    from_file = Config.checked(tomllib.loads(config_toml(written)))
     assert from_file.kept() == typed(command_line(written)).kept()
     assert from_file.trains is train
-    assert from_file.audit == fv.AuditSettings(victims=5, rounds=(1, 3), batch_size=2, exposed_above=0.3)
+    assert from_file.audit == fv.AuditSettings(victims=5, rounds=(1, 3), batch_size=2, exposed_above=0.3, link=False)
     if train:
         assert from_file.federation == FEDERATION
     assert str(from_file.chain) == "clip:norm=2+gradient-dropout:keep=0.7"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,8 @@ from torch import nn
 
 import fedveil as fv
 from fedveil.attacks.base import Attack
-from fedveil.attacks.matching import Matching
+from fedveil.attacks.matching import GradientMatching
+from fedveil.attacks.recipe import Phase, Recipe
 from fedveil.auditing.audit_result import AuditResult
 from fedveil.auditing.result import Document, Estimate, load_result
 from fedveil.defenses.base import Call, Defense
@@ -46,14 +46,16 @@ def outcome(task: fv.Task) -> AuditResult:
 
 
 def test_the_table_has_every_row_with_intervals(outcome: AuditResult) -> None:
-    roles = ["ceiling", "naive", "adaptive", "noise-floor", "mean-floor"]
-    rows = [(row.round, row.role) for row in outcome.result.rows]
-    assert rows == [(number, role) for number in (None, 1, 2) for role in roles]
+    roles = ["ceiling", "naive", "adaptive", "noise-floor"]
+    rows = [(row.round, row.question, row.role) for row in outcome.result.rows]
+    asked = [("reconstruct", role) for role in roles] + [("link", role) for role in roles]
+    expected = [*asked, ("reconstruct", "mean-floor")]
+    assert rows == [(number, *each) for number in (None, 1, 2) for each in expected]
     for row in outcome.result.rows:
         for name, value in row.metrics.items():
             assert value.low <= value.mean <= value.high, (row.role, name)
             assert value.count == len(row.values[name]) == (12 if row.round is None else 6)  # victims of both rounds
-    assert sum(row.strongest for row in outcome.result.rows) == 1
+    assert [row.question for row in outcome.result.rows if row.strongest] == ["reconstruct", "link"]
     assert outcome.leakage["ceiling", "psnr"].mean > outcome.leakage["mean-floor", "psnr"].mean
 
 
@@ -116,7 +118,9 @@ def test_cost_is_measured_on_the_same_test_examples(outcome: AuditResult) -> Non
 
 
 def test_the_attack_is_described(outcome: AuditResult) -> None:
-    (run,) = outcome.result.attacks
+    run, link = outcome.result.attacks
+    assert (run.question, link.question) == ("reconstruct", "link")
+    assert link.curves == []
     assert run.curves[0].steps[-1] == 60
     assert set(run.on_the_way["ceiling"]["ssim"]) == {"1/3", "2/3", "all"}
     assert run.label_recovery is None
@@ -161,7 +165,7 @@ def test_without_a_defense(task: fv.Task) -> None:
     found = fv.audit(
         task, None, ATTACK, settings=fv.AuditSettings(victims=4, source="test"), train=False, backend="stacked"
     )
-    assert [row.role for row in found.result.rows] == ["ceiling", "noise-floor", "mean-floor"]
+    assert [row.role for row in found.result.rows] == ["ceiling", "noise-floor"] * 2 + ["mean-floor"]
     assert found.result.cost.rounds == 0
     assert found.result.verdict.sentences[0].startswith("Without a defense, an attacker picks")
 
@@ -170,7 +174,7 @@ def test_labels_are_read_off(task: fv.Task) -> None:
     attack = fv.attacks.InvertingGradients(steps=5, labels="recovered")
     settings = fv.AuditSettings(victims=4, batch_size=4)
     found = fv.audit(task, "clip", attack, settings=settings, train=False, backend="stacked")
-    (run,) = found.result.attacks
+    run = found.result.attacks[0]
     assert run.label_recovery is not None
     assert run.label_recovery.mean > 0.5
     assert found.images.originals.shape[0] == 16
@@ -235,104 +239,14 @@ def test_inputs_that_are_no_pictures_are_refused() -> None:
         fv.audit(wild)
 
 
-def test_a_finished_attack_is_not_run_again(task: fv.Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = fv.AuditSettings(victims=2, reference="none")
-
-    def audit(resume: bool, seed: int = 0) -> list[dict[str, list[float]]]:
-        found = fv.audit(
-            task,
-            "clip",
-            ATTACK,
-            settings=settings,
-            train=False,
-            folder=tmp_path,
-            resume=resume,
-            seed=seed,
-            backend="stacked",
-        )
-        return [row.values for row in found.result.rows]
-
-    first = audit(resume=False)
-    runs = []
-    real = fv.attacks.InvertingGradients.run
-
-    def counted(self, *given, **named):  # type: ignore[no-untyped-def]
-        runs.append(1)
-        return real(self, *given, **named)
-
-    monkeypatch.setattr(fv.attacks.InvertingGradients, "run", counted)
-    assert audit(resume=True) == first
-    assert not runs
-    audit(resume=True, seed=1)  # another configuration
-    assert runs
-    (path,) = (tmp_path / "attacks").iterdir()
-    path.write_bytes(path.read_bytes()[:-100])  # damaged: run again
-    assert audit(resume=True) == first
-
-
-# ---- what was kept belongs to what was attacked -----------------------------------------------------------------
-
-
-def own_task(
-    seed: int = 0, loss: Any = None, model: nn.Module | None = None, dtype: torch.dtype | None = None
-) -> fv.Task:
-    generator = torch.Generator().manual_seed(seed)
-    images, labels = torch.rand(120, 1, 6, 6, generator=generator), torch.arange(120) % 4
-    torch.manual_seed(0)
-    model = model or nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.Sigmoid(), nn.Linear(8, 4))
-    if dtype is not None:
-        images, model = images.to(dtype), model.to(dtype)
-    return fv.Task(model=model, data=(images, labels), clients=2, **({"loss": loss} if loss else {}))
-
-
-def own_audit(task: fv.Task, folder: Path | None = None, resume: bool = False, **more: Any) -> AuditResult:
+def own_audit(task: fv.Task, **more: Any) -> AuditResult:
     settings = more.pop("settings", fv.AuditSettings(victims=2, reference="none", candidates=10))
     given: dict[str, Any] = {"train": False, "backend": "stacked", "settings": settings} | more
-    return fv.audit(task, given.pop("defense", "clip"), ATTACK, folder=folder, resume=resume, **given)
+    return fv.audit(task, given.pop("defense", "clip"), ATTACK, **given)
 
 
 def values(outcome: AuditResult) -> list[dict[str, list[float]]]:
     return [row.values for row in outcome.result.rows]
-
-
-def softer(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    return nn.functional.cross_entropy(outputs / 4, targets)
-
-
-softer.__name__ = "cross_entropy"
-
-
-class Gate(nn.Module):
-    """One class, one state, another forward."""
-
-    def __init__(self, by: float) -> None:
-        super().__init__()
-        self.body = nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.Sigmoid(), nn.Linear(8, 4))
-        self.by = by
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.by * self.body(x)  # type: ignore[no-any-return]
-
-
-def gate(by: float) -> Gate:
-    torch.manual_seed(0)
-    return Gate(by)
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        lambda: own_task(seed=1),  # other data of the same shape
-        lambda: own_task(loss=softer),  # another loss of the same name
-        lambda: own_task(model=gate(0.3)),  # another forward of the same class
-    ],
-    ids=["data", "loss", "forward"],
-)
-def test_a_kept_attack_serves_what_it_attacked_alone(other: Callable[[], fv.Task], tmp_path: Path) -> None:
-    first = own_task(model=gate(1.0)) if isinstance(other().model, Gate) else own_task()
-    kept = values(own_audit(first, tmp_path))
-    expected = values(own_audit(other()))
-    assert values(own_audit(other(), tmp_path, resume=True)) == expected != kept
 
 
 # ---- early stopping before an attacked round --------------------------------------------------------------------
@@ -389,7 +303,7 @@ class Silent(Defense):
 
 def test_no_informed_attacker_is_claimed_where_none_could_be_informed(task: fv.Task) -> None:
     alone = own_audit(task, defense=Silent())
-    assert [row.role for row in alone.result.rows] == ["ceiling", "naive", "noise-floor", "mean-floor"]
+    assert [row.role for row in alone.result.rows] == ["ceiling", "naive", "noise-floor"] * 2 + ["mean-floor"]
     together = own_audit(task, defense=[Silent(), fv.defenses.Clip()])  # of one of the two it knows
     assert "adaptive" in [row.role for row in together.result.rows]
     with pytest.raises(FedveilError, match="test-silent does not say what an attacker who knows it would do"):
@@ -397,40 +311,46 @@ def test_no_informed_attacker_is_claimed_where_none_could_be_informed(task: fv.T
 
 
 @declared
-class Empty(Attack):
+class Empty(GradientMatching):
     name = "test-empty"
 
 
 @declared
-class Odd(Attack):
+class Odd(GradientMatching):
     name = "test-odd"
     what: str = "none"
 
-    def choices(self) -> Matching:
+    def recipe(self) -> Recipe:
         made = {
             "none": None,
-            "cost": Matching(cost="euclid"),  # type: ignore[arg-type]
-            "steps": Matching(steps=0),
+            "match": Recipe(match="euclid"),  # type: ignore[arg-type]
+            "steps": Recipe(tries=((Phase(0),),)),
         }
         return made[self.what]  # type: ignore[return-value]
 
 
 class Bare(Attack):
-    def choices(self) -> Matching:
-        return Matching()
+    pass
+
+
+@declared
+class Speechless(Attack):
+    name = "test-speechless"
+    modalities = ("sentences",)
 
 
 @pytest.mark.parametrize(
     ("attack", "said"),
     [
-        (Empty(), "Empty does not define `choices`"),
-        (Empty, r"as an instance: Empty\(\), not Empty"),
-        (3, "a registered name or an instance of an attack's class, not 3"),
-        (Odd(), "must return a `Matching`, not None"),
-        (Odd(what="cost"), "cost must be one of l2, cosine, .*got 'euclid'"),
+        (Empty(), "Empty does not define `recipe`"),
+        (Empty, r"Empty is a class: write Empty\(\)"),
+        (3, "a table with a name, or an instance .got 3"),
+        (Odd(), "must return a `Recipe`, not None"),
+        (Odd(what="match"), "match must be one of l2, cosine, .*got 'euclid'"),
         (Odd(what="steps"), "steps must be a whole number of at least 1"),
-        (Odd(what="gone"), "Odd.choices fails: KeyError"),
+        (Odd(what="gone"), "Odd.recipe fails: KeyError"),
         (Bare(), "Bare is not declared: put @declared above it"),
+        (Speechless(), "test-speechless attacks sentences, not pictures"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

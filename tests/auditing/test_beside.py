@@ -6,16 +6,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from fedveil.auditing.asked import Asked
 
 import fedveil as fv
-from fedveil.auditing.attacking import problems_by_role
-from fedveil.auditing.observing import observe, scene
+from fedveil.attacks.scene import Scene
+from fedveil.auditing.attacking import scenes_by_role
+from fedveil.auditing.observing import observe
+from fedveil.auditing.store import Store
+from fedveil.auditing.workshop import Workshop
 from fedveil.defenses.base import Facts
+from fedveil.federation.observers import Watch
 from fedveil.federation.own_models import LOCAL
-from fedveil.federation.plan import Plan
-from fedveil.federation.prepare import prepare
-from fedveil.registry import attacks
+from fedveil.streams import Streams
+from fedveil.workers import Workers
 
 ATTACK = "inverting-gradients:steps=4"
 
@@ -56,19 +58,15 @@ def test_the_card_of_a_data_defense_says_how_far_pixels_move(task: fv.Task, tmp_
 def test_the_informed_attacker_of_weights_knows_those_that_were_sent(task: fv.Task, momentum: float) -> None:
     federation = fv.FederationSettings(protocol="fedavg", local_epochs=3, lr=0.05, momentum=momentum)
     settings, chain = fv.AuditSettings(victims=2, batch_size=1), fv.Chain.of("spm")
-    prepared = prepare(Plan(task, chain, federation), backend="loop")
-    attack = attacks.parse(ATTACK)
-    asked = Asked(task, chain, (attack,), federation, settings)
-    observed = observe(asked, 1, None, prepared)
-    found = observed.probe
-    defended, undefended = found.defended.gradient, found.undefended.gradient
-    assert task.normalization is not None
-    known = scene(asked, observed, task.normalization, attack)
-    informed = problems_by_role(known, chain, defended=defended, undefended=None)["adaptive"]
-    before = found.defended.before
-    facts = Facts(kind="weights", steps=3, lr=0.05, momentum=momentum, before=before)
+    experiment = fv.Experiment(task=task, defense=chain, federation=federation, audit=settings, trains=False)
+    shop = Workshop.open(experiment, Store(), Workers(1), Watch())
+    observed = observe(shop, 1, None)
+    defended, undefended = observed.defended.gradient, observed.undefended.gradient
+    scene = Scene(shop.case.public, observed.defended, Streams.seeded(0, range(2)))
+    informed = scenes_by_role(scene, chain, None)["adaptive"].knowledge()
+    facts = Facts(kind="weights", steps=3, lr=0.05, momentum=momentum, before=observed.defended.before)
     expected = chain.knowledge(defended, facts)
-    for name in before:
+    for name in observed.defended.before:
         torch.testing.assert_close(informed.target[name], expected.target[name])
     near, far = (float((tree - undefended).norm().sum()) for tree in (informed.target, defended))
     assert near < 0.5 * far

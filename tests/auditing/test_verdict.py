@@ -290,7 +290,8 @@ def test_linked_but_not_rebuilt_is_told_as_exactly_that() -> None:
     found = verdict([*table(1.0, 0.0, 0.0), *links(1.0, 0.0, 0.9)])
     assert (found.status, answer(found).status) == ("exposed", "no leakage found by these attacks")
     assert found.sentences[2] == (
-        "So updates can be linked to the images behind them, although no attack here could rebuild a picture from them."
+        "So updates can be linked to the images behind them, although what these attacks rebuilt from them is no "
+        "better than a guess without the update."
     )
     weak = verdict([*table(0.0, 0.0, 0.0), *links(1.0, 0.0, 0.9)])
     assert (weak.status, weak.question, answer(weak).status) == ("exposed", "link", "not judged")
@@ -341,7 +342,7 @@ def test_a_formal_bound_stands_beside_the_measured_share_and_must_hold() -> None
     held = verdict(links(1.0, 0.0, 0.3, bound=0.37))
     assert answer(held, "link").bound == 0.37
     assert not any("than the formal guarantee allows" in each.words for each in held.warnings)
-    broken = verdict(links(1.0, 0.0, 0.9, bound=0.37))
+    broken = verdict(links(1.0, 0.0, 0.9, bound=0.3612))
     assert any(
         each.loud and "90 % [77–96], than the formal guarantee allows any attacker, 37 %" in each.words
         for each in broken.warnings

@@ -1,5 +1,7 @@
 """Chains: defenses in the order of their places, each with its own streams and memory."""
 
+import dataclasses
+
 import pytest
 import torch
 from torch import nn
@@ -81,6 +83,12 @@ class Counter(Defense):
         visits = call.state.get("visits", torch.zeros(update.count)) + 1
         call.state["visits"] = visits
         return update * visits
+
+
+@declared
+class Feedback(Counter):
+    name = "feedback"
+    place = "upload"
 
 
 @declared
@@ -242,6 +250,65 @@ def test_every_position_draws_its_own_noise():
 def test_a_position_draws_the_same_whatever_stands_behind_it():
     alone, longer = Chain.of([GaussianNoise()]), Chain.of([GaussianNoise(), Clip(norm=1e6)])
     assert equal(alone.step(make_batch(), [{}]).update, longer.step(make_batch(), [{}, {}]).update)
+
+
+# ---- a message alone --------------------------------------------------------------------------------------
+
+
+def test_only_who_declares_it_gets_the_data():
+    given = {}
+
+    @declared
+    class Nosy(Defense):
+        name = "nosy"
+
+        def protect(self, update, call):
+            given[self.name] = call.batch
+            return update
+
+    class Declared(Nosy):
+        name = "declared"
+        needs = frozenset({"batch"})
+
+    chain = Chain((Nosy(), Declared()))
+    batch = make_batch()
+    chain.step(batch, chain.new_states())
+    assert given["nosy"] is None
+    assert torch.equal(given["declared"].inputs, batch.inputs)
+    assert [defense.reads_data for defense in chain.defenses] == [False, True]
+
+
+@pytest.mark.parametrize("kind", ["gradient", "delta"])
+def test_a_message_alone_is_protected_as_with_its_data(kind):
+    places = {"gradient": ("gradient", "upload"), "delta": ("upload", "upload")}[kind]
+    chain = Chain((Clip(norm=0.1, at=places[0]), GaussianNoise(sigma=0.1, at=places[1]), Feedback()))
+    alone, whole = chain.new_states(), chain.new_states()
+    for step in range(2):
+        streams = Streams.seeded(0, range(4), "step", step)
+        batch = dataclasses.replace(make_batch(), streams=streams)
+        update = batch.gradient()
+        found = chain.protect_message(update, kind, streams, alone)
+        sent = chain.step(batch, whole).update if kind == "gradient" else update
+        assert equal(found, chain.upload(sent, batch, whole))
+        assert torch.equal(alone[2]["visits"], torch.full((4,), step + 1.0))
+
+
+@pytest.mark.parametrize(
+    "spec, kind, said",
+    [
+        ("fedem", "gradient", "fedem acts on a client's data, and here is only a gradient to be sent"),
+        ("clip+dp-sgd", "gradient", "dp-sgd acts on the gradient of every step"),
+        ("clip+spm", "delta", "clip acts on the gradient of every step, and here is only a change of weights"),
+        ("cdp", "gradient", "cdp acts on the server"),
+        ("soteria", "gradient", "soteria looks at the client's batch, and here is only an update"),
+        ("ppfa", "weights", "ppfa looks at the client's batch, .*: choose direction='random'"),
+        ("pm", "gradient", "pm protects weights or a change of weights"),
+    ],
+)
+def test_a_message_alone_is_refused_where_more_is_needed(spec, kind, said):
+    chain = Chain.of(spec)
+    with pytest.raises(FedveilError, match=said):
+        chain.protect_message(make_batch().gradient(), kind, Streams.seeded(0, range(4)), chain.new_states())
 
 
 def test_sampling_and_aggregation():

@@ -72,7 +72,23 @@ def test_a_plan_that_cannot_work_is_refused_before_an_engine_is_chosen(monkeypat
         prepare(Plan(small_task(), Chain.of("ldp-fl"), FEDSGD))
 
 
-def test_a_resumed_run_computes_as_before_whatever_was_prepared(tmp_path: Path) -> None:
+def test_a_run_compiles_for_its_own_batches_whatever_its_engine_did_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes: list[tuple[int, ...]] = []
+    monkeypatch.setattr(
+        "fedveil.clients.engine.compile_once",
+        lambda function, name: lambda *given: shapes.append(tuple(given[4].shape)) or function(*given),
+    )
+    monkeypatch.setattr("fedveil.clients.engine.compiler_found", lambda: True)
+    task = small_task(norm=False, sizes=(12, 12))
+    engine = Engine(task.model, task.loss, backend="compiled", chunk=2)
+    for size in (6, 4, 6):
+        train(prepare(Plan(task, Chain(), FederationSettings(rounds=1, batch_size=size)), engine=engine))
+    assert shapes == [(2, 6)] * 2 + [(2, 4)] * 3 + [(2, 6)] * 2
+
+
+def test_a_resumed_run_computes_as_before_whatever_was_prepared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Stop(Noted):
         def on_round_end(self, record: object) -> None:
             raise KeyboardInterrupt
@@ -83,7 +99,17 @@ def test_a_resumed_run_computes_as_before_whatever_was_prepared(tmp_path: Path) 
     with pytest.raises(KeyboardInterrupt):
         train(first, folder=tmp_path, observers=[Stop()])
     other = prepare(first.plan, engine=Engine(task.model, task.loss, backend="loop"))
-    resumed = train(other, folder=tmp_path, resume=True)
+    used: list[tuple[str, int]] = []
+    gradient = Engine.gradient
+
+    def watched(self: Engine, *given: Any) -> Any:
+        used.append((self.backend, self.chunk))
+        return gradient(self, *given)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Engine, "gradient", watched)
+        resumed = train(other, folder=tmp_path, resume=True)
+    assert set(used) == {("stacked", 3)}
     assert resumed.backend == "stacked"
     assert_rows_equal(resumed.params, whole.params)
     forced = prepare(first.plan, backend="loop")

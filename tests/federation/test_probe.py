@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import Tensor
 
 from fedveil.clients.engine import Engine
+from fedveil.defenses.base import Defense
 from fedveil.defenses.chain import Chain
 from fedveil.errors import FedveilError
 from fedveil.federation.plan import Plan
@@ -17,11 +19,13 @@ from fedveil.federation.run import federate, train
 from fedveil.federation.schedule import epoch_orders
 from fedveil.federation.settings import FederationSettings
 from fedveil.federation.steps import Prepared
+from fedveil.fields import CountOrZero, declared
+from fedveil.streams import Streams
 from fedveil.tasks.task import Task
 
 from .small import FirstExamples, Shift, assert_rows_close, assert_rows_equal, small_task
 
-FEDSGD = FederationSettings(rounds=1, batch_size=5, record_rounds=(1,))
+FEDSGD = FederationSettings(rounds=1, batch_size=5, momentum=0.5, weight_decay=0.1, record_rounds=(1,))
 FEDAVG = FederationSettings(protocol="fedavg", rounds=1, batch_size=5, local_epochs=2, momentum=0.5, record_rounds=(1,))
 
 
@@ -57,7 +61,8 @@ def test_equals_what_training_shares_in_its_first_step(defense: object, chunk: i
         if not isinstance(defense, FirstExamples):
             assert_rows_close(found.undefended.message.row(victim), plain.captured[victim].capture.shared)
     for side in (found.defended, found.undefended):
-        assert (side.kind, side.count, side.lr, side.batch_sizes, side.momentum) == ("gradient", 3, (0.1,), (5,), 0)
+        assert (side.kind, side.count, side.lr, side.batch_sizes) == ("gradient", 3, (0.1,), (5,))
+        assert (side.momentum, side.weight_decay) == (0, 0)  # under FedSGD these are the server's
 
 
 @pytest.mark.parametrize("upload", ["weights", "delta"])
@@ -100,6 +105,29 @@ def test_victims_go_through_the_clients_batches() -> None:
         probed(prepared(task, None, FEDSGD), Victims(6, 4))
 
 
+@declared
+class AnyExamples(Defense):
+    """Composes every batch of any of the client's examples; of one less than was asked for, if told so."""
+
+    name = "test-any"
+    place = "sample"
+    fewer: CountOrZero = 0
+
+    def sample(self, labels: Tensor, size: int, streams: Streams) -> Tensor:
+        return streams.permutation(len(labels))[:, : size - self.fewer]
+
+
+def test_a_second_batch_draws_anew() -> None:
+    task = small_task(norm=False, sizes=(13,))
+    found = probed(prepared(task, "gaussian-noise", FEDSGD), Victims(2, 4))
+    noise = found.defended.message - found.undefended.message
+    assert not torch.allclose(noise["0.weight"][0], noise["0.weight"][1], rtol=0.1)
+    inputs = probed(prepared(task, AnyExamples(), FEDSGD), Victims(2, 4)).truth.inputs
+    assert not torch.equal(inputs[0], inputs[1])  # type: ignore[index]
+    with pytest.raises(FedveilError, match="batches of unequal sizes"):
+        probed(prepared(task, AnyExamples(fewer=1), FEDSGD), Victims(2, 4))
+
+
 @pytest.mark.parametrize("settings", [FEDSGD, FEDAVG], ids=["fedsgd", "fedavg"])
 def test_victims_from_the_test_examples(settings: FederationSettings) -> None:
     task = small_task(norm=False)
@@ -132,6 +160,24 @@ def test_neither_training_nor_another_probe_changes_one(backend: str) -> None:
     assert_rows_equal(dict(first.defended.message), dict(again.defended.message))
 
 
-def test_nonsense_is_refused() -> None:
+@pytest.mark.parametrize("settings", [FEDSGD, FEDAVG], ids=["fedsgd", "fedavg"])
+def test_where_batches_are_drawn_victims_keep_the_size_that_was_asked_for(settings: FederationSettings) -> None:
+    found = probed(prepared(small_task(norm=False), "dp-sgd", settings), Victims(3, 3))
+    assert found.truth.targets.shape == (3, 3)
+    assert found.defended.examples == 3
+
+
+def test_a_few_steps_are_not_compiled_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedveil.clients.engine.compile_once", lambda *_: pytest.fail("compiled"))
+    monkeypatch.setattr("fedveil.clients.engine.compiler_found", lambda: True)
+    task = small_task(norm=False)
+    engine = Engine(task.model, task.loss, backend="compiled")
+    probed(prepare(Plan(task, Chain.of(Shift()), FEDSGD), engine=engine), Victims(2, 3))
+
+
+@pytest.mark.parametrize(
+    ("victims", "number"), [(Victims(3, 5), 0), (Victims(0, 5), 1), (Victims(3, 0), 1)], ids=["round", "count", "size"]
+)
+def test_nonsense_is_refused(victims: Victims, number: int) -> None:
     with pytest.raises(FedveilError, match="rounds count from 1"):
-        probed(prepared(small_task(), None, FEDSGD), Victims(3, 5), number=0)
+        probed(prepared(small_task(), None, FEDSGD), victims, number)

@@ -13,12 +13,13 @@ from torch import Tensor
 
 from fedveil.clients.batch import ClientBatch, StepResult
 from fedveil.clients.engine import Engine
-from fedveil.defenses.chain import Chain
+from fedveil.defenses.chain import Chain, ClientStates
 from fedveil.defenses.dp_sgd import DPSGD
 from fedveil.errors import FedveilError
 from fedveil.federation import fedavg, fedsgd
 from fedveil.federation.client_memory import ClientMemory
 from fedveil.federation.exposure import exposures
+from fedveil.federation.local import Chunk, train_chunk
 from fedveil.federation.plan import Plan
 from fedveil.federation.run import Run, federate
 from fedveil.federation.schedule import batches, epoch_orders, sampled_clients
@@ -28,6 +29,7 @@ from fedveil.federation.steps import Prepared
 from fedveil.streams import Streams
 from fedveil.tasks.examples import ArrayExamples
 from fedveil.tasks.task import Task
+from fedveil.tree import Tree
 
 from .reference import reference
 from .small import (
@@ -289,6 +291,13 @@ def test_chunks_do_not_matter_to_who_is_refused(settings: FederationSettings) ->
     assert all(bool(tensor.isfinite().all()) for tensor in memory.values())
 
 
+def test_a_refused_clients_local_model_is_not_judged() -> None:
+    task = poisoned(small_task(norm=False, sizes=(8, 8)), 1)
+    prepared = Prepared(Plan(task, Chain(), FEDAVG), Engine(task.model, task.loss))
+    chunk = Chunk([0, 1], 1, Server.start(prepared).params, Tree({}), ClientStates(), judge=frozenset((0, 1)))
+    assert train_chunk(prepared, chunk).tally.trained.keys() == {0}
+
+
 def test_a_refused_client_is_named_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     run(poisoned(small_task(sizes=(8, 8)), 1), replace(FEDAVG, rounds=1))
     (line,) = [record.message for record in caplog.records if record.levelname == "WARNING"]
@@ -384,6 +393,15 @@ def test_local_buffers_stay_with_their_clients(protocol: FederationSettings) -> 
     counts = [int(memory.buffers[client]["1.num_batches_tracked"]) for client in range(4)]
     assert counts == [2 * n * protocol.local_epochs for n in (3, 2, 1, 4)]
     assert int(server.buffers["1.num_batches_tracked"]) == 0
+
+
+def test_a_client_without_buffers_of_its_own_starts_from_those_that_were_sent() -> None:
+    memory = ClientMemory(buffers={2: {"mean": torch.ones(2)}, 0: {"mean": torch.full((2,), 4.0)}})
+    sent = {"mean": torch.zeros(2)}
+    assert memory.buffers_of([0, 1, 2], sent)["mean"].tolist() == [[4, 4], [0, 0], [1, 1]]
+    assert memory.buffers_of([1, 3], sent)["mean"].tolist() == [[0, 0], [0, 0]]
+    assert memory.statistics(sent)["mean"].tolist() == [2.5, 2.5]
+    assert ClientMemory().statistics(sent) is sent
 
 
 def test_recalibrated_buffers_are_the_statistics_of_the_validation_data() -> None:

@@ -139,7 +139,12 @@ def test_several_attacks_and_a_chain_from_a_file(fedveil: Fedveil, tmp_path: Pat
     )
     said = fedveil("audit", "--config", "run.toml", "--defense", "clip:norm=1+gaussian-noise:sigma=0.01")
     assert said.code == 0, said.err
-    assert {row["attack"] for row in json.loads(said.out)["rows"]} == {"", "inverting-gradients", "idlg"}
+    assert {row["attack"] for row in json.loads(said.out)["rows"]} == {
+        "",
+        "inverting-gradients",
+        "idlg",
+        "all attacks together",
+    }
     result = json.loads((tmp_path / "chained/result.json").read_text(encoding="utf-8"))
     assert result["defense"]["name"] == "clip + gaussian-noise"
 

@@ -205,6 +205,14 @@ def test_who_was_drawn_is_not_used_where_the_server_hides_it():
     assert found.epsilon == spent(GaussianRelease(3.0, 3, 0.5, "fixed"), 1e-5).epsilon
 
 
+def test_the_clients_of_a_round_are_drawn_once_for_all_its_steps():
+    task, settings = small_task(norm=False), Federation(rounds=9, batch_size=5, sampling_rate=0.25)
+    history = [record(number, [3]) for number in (1, 2, 3)]
+    found = ledger_of(task, settings, Chain.of("cdp:noise_multiplier=60"), history).statement()
+    assert found.epsilon == spent(GaussianRelease(30.0, 3 * 5), 1e-5).epsilon  # whoever was drawn was in all five
+    assert found.epsilon > spent(GaussianRelease(30.0, 3 * 5, 0.25, "fixed"), 1e-5).epsilon
+
+
 def test_warm_up_rounds_went_out_bare():
     task, settings = small_task(norm=False), Federation(rounds=3, batch_size=5, warmup_rounds=1)
     history = [record(number, range(4)) for number in (1, 2, 3)]

@@ -70,7 +70,9 @@ function check(frame) {
   // What is folded must be right too once the reader opens it; on paper it is shown as it is.
   else for (const fold of page.querySelectorAll("details")) fold.open = true;
   const width = view.innerWidth;
-  facts[name] = {width, background: view.getComputedStyle(page.body).backgroundColor, images: page.images.length};
+  const summary = page.getElementById("summary");
+  facts[name] = {width, background: view.getComputedStyle(page.body).backgroundColor, images: page.images.length,
+    summary: summary ? summary.getBoundingClientRect().height : 0};
   for (const image of page.images)
     if (!image.complete || image.naturalWidth === 0) report("missing image", image);
   if (page.documentElement.scrollWidth > width) report("page wider than the window", page.documentElement);

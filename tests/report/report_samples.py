@@ -94,11 +94,13 @@ def row(attack: str, role: Role, originals: Pictures, pictures: Pictures, chance
     return Row(attack=attack, role=role, metrics=metrics, values=values, **more)
 
 
-def links(count: int, *, bound: float | None = 0.3612) -> list[Row]:
+LINKED: dict[Role, float] = {"ceiling": 1.0, "naive": 0.5, "adaptive": 0.94, "noise-floor": 0.0}
+
+
+def links(count: int, *, bound: float | None = 0.3612, shares: dict[Role, float] | None = None) -> list[Row]:
     """A link test that finds more than the pictures show."""
-    shares: dict[Role, float] = {"ceiling": 1.0, "naive": 0.5, "adaptive": 0.94, "noise-floor": 0.0}
     rows = []
-    for role, part in shares.items():
+    for role, part in (shares or LINKED).items():
         values = [float(place < round(part * count)) for place in range(count)]
         allowed = bound if role in ("naive", "adaptive") else None
         rows.append(

@@ -15,7 +15,7 @@ from fedveil.auditing.verdict import judge
 from fedveil.report import render, write_report
 
 from .page_check import FRAMES, TIMEOUT, browser, inspect, run
-from .report_samples import SAMPLES, bare, full, terms
+from .report_samples import SAMPLES, bare, full, links, terms
 
 needs_pdftotext = pytest.mark.skipif(shutil.which("pdftotext") is None, reason="needs pdftotext to read the pages")
 pytestmark = pytest.mark.skipif(browser() is None, reason="needs Chromium or Chrome on the PATH to look at the report")
@@ -91,7 +91,8 @@ def printed(result: Result, images: Images, folder: Path) -> list[str]:
 def with_all_warnings() -> tuple[Result, Images]:
     """As much as an audit may have to say on its first page."""
     result, images = full()
-    rows = [row for row in result.rows if row.role != "adaptive"]
+    rows = [row for row in result.rows if row.role != "adaptive" and row.question == "reconstruct"]
+    rows += links(32, bound=0.2, shares={"ceiling": 1.0, "naive": 0.0, "noise-floor": 0.0})
     cost = result.cost.model_copy(
         update={"rounds": 3, "slowdown_interval": None, "majority": 0.83}
         | {"difference": Estimate(mean=-0.2, low=-0.3, high=-0.1, count=999)}
@@ -105,8 +106,18 @@ def with_all_warnings() -> tuple[Result, Images]:
         terms(victims=32, attackers="naive"),
     )
     assert verdict.command
+    assert [answer.status for answer in verdict.answers] == ["not judged"] * 3
     assert len(verdict.warnings) >= 4
     return result.model_copy(update={"cost": cost, "verdict": verdict, "rows": [*result.rows, *few]}), images
+
+
+@pytest.mark.parametrize("sample", [full, bare, with_all_warnings], ids=["full", "bare", "all warnings"])
+def test_the_summary_fits_on_one_sheet(sample: Callable[[], tuple[Result, Images]], tmp_path: Path) -> None:
+    _, facts = inspect(render(*sample()), tmp_path)
+    margin = re.search(r"@page \{ size: A4; margin: (\d+)mm", render(*bare()))
+    assert margin is not None
+    sheet = (297 - 2 * int(margin.group(1))) / 25.4 * 96  # pixels
+    assert 100 < float(str(facts["paper"]["summary"])) <= sheet
 
 
 @needs_pdftotext
@@ -117,7 +128,7 @@ def test_the_summary_is_the_first_sheet_and_the_rest_follows_unfolded(
     first, second, *rest = printed(*sample(), tmp_path)
     assert "What the updates give away" in first
     assert "Who ran what" in first
-    assert second.lstrip().startswith("See for yourself")
+    assert second.lstrip().startswith("How it was judged")
     for heading in ("Numbers", "Cost", "What was assumed", "Known weaknesses", "Versions", "Configuration"):
         assert any(heading in page for page in (second, *rest)), heading
 

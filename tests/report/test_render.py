@@ -25,6 +25,7 @@ from .report_samples import HOSTILE, SAMPLES, bare, card, full, hostile, links
 HEADINGS = [
     "What the updates give away",
     "Verdict:",
+    "How it was judged",
     "See for yourself",
     "Linked without a picture",
     "Numbers",
@@ -126,7 +127,7 @@ def test_an_open_verdict_says_what_would_settle_it() -> None:
     warned = verdict.model_copy(update={"warnings": [Warned(words="quiet one."), Warned(words="loud one.", loud=True)]})
     text = Page(render(result.model_copy(update={"verdict": warned}), images)).text
     assert "What would settle it: Use about 90 updates." in text
-    assert "fedveil audit --victims 90" in text[: text.index("See for yourself")]
+    assert "fedveil audit --victims 90" in text[: text.index("How it was judged")]
     assert text.index("Warning: loud one.") < text.index("Note: quiet one.")
 
 
@@ -142,7 +143,7 @@ def test_the_head_says_what_was_attacked_and_every_setting(whole: Page) -> None:
 
 
 def test_the_first_screen_needs_no_training(whole: Page) -> None:
-    first = whole.text[: whole.text.index("See for yourself")].lower()
+    first = whole.text[: whole.text.index("How it was judged")].lower()
     for word in ("db", "floor", "by features", "psnr", "adaptive", "ceiling", "bound"):
         assert not re.search(rf"\b{word}\b", first), word
     # The perturbed input is not called a bound; only a guarantee is.
@@ -155,7 +156,7 @@ def test_the_summary_has_four_pictures_and_who_ran_what() -> None:
     four = text[text.index('<figure class="four">') : text.index("</figure>")]
     assert four.count("<img ") == 4
     shown = Page(text).text
-    ran = shown[shown.index("Who ran what") : shown.index("See for yourself")]
+    ran = shown[shown.index("Who ran what") : shown.index("How it was judged")]
     for piece in ("fedveil 0.1.0", "3 min 12 s", "Linux x86-64", "inverting-gradients", "9f86d0819f86…"):
         assert piece in ran
 
@@ -164,9 +165,8 @@ def test_only_the_pictures_are_unfolded() -> None:
     folds = [
         (attributes["id"], "open" in attributes) for tag, attributes in Page(render(*full())).tags if tag == "details"
     ]
-    assert folds[0] == ("pictures", True)
     assert len(folds) == len(HEADINGS) - 2
-    assert not any(opened for _, opened in folds[1:])
+    assert [name for name, opened in folds if opened] == ["pictures"]
 
 
 def test_a_defense_that_no_informed_attacker_met_is_not_shown_as_met() -> None:
@@ -197,11 +197,9 @@ def test_classes_are_named(whole: Page) -> None:
 
 def test_the_first_screen_says_who_recognizes_how_many(whole: Page) -> None:
     result, _ = full()
-    start, middle = (
-        whole.text.index("Who picks the right image"),
-        whole.text.index("Who links updates to the right image"),
-    )
-    ends = {"reconstruct": whole.text[start:middle], "link": whole.text[middle : whole.text.index("See for yourself")]}
+    heads = ("Who picks the right image", "Who links updates to the right image", "How it was judged")
+    start, middle, end = map(whole.text.index, heads)
+    strips = {"reconstruct": whole.text[start:middle], "link": whole.text[middle:end]}
     for question, measure in (("reconstruct", "identified"), ("link", "linked")):
         first, strip = lead(result, question), strips[question]  # type: ignore[arg-type]
         for role in ("ceiling", "naive", "adaptive", floor(result, question)):  # type: ignore[arg-type]
@@ -314,7 +312,7 @@ def test_running_text_has_no_labels_to_draw() -> None:
 
 def test_each_question_has_its_status_on_the_first_screen(whole: Page) -> None:
     result, _ = full()
-    first = whole.text[whole.text.index("Verdict:") : whole.text.index("See for yourself")]
+    first = whole.text[whole.text.index("Verdict:") : whole.text.index("How it was judged")]
     assert [answer.status for answer in result.verdict.answers] == [
         "no leakage found by these attacks",
         "exposed",
@@ -322,9 +320,10 @@ def test_each_question_has_its_status_on_the_first_screen(whole: Page) -> None:
     ]
     for answer in result.verdict.answers:
         assert f"{answer.asked}{answer.status}" in first.replace(f"{answer.asked} ", answer.asked)
-    others = [answer for answer in result.verdict.answers if answer.question != "link"]
-    for answer in others:  # the headline's own reason stands above
-        assert f"{answer.asked} {answer.status.capitalize()}. {answer.why}" in first
+    below = whole.text[whole.text.index("How it was judged") : whole.text.index("See for yourself")]
+    for answer in result.verdict.answers:
+        assert f"{answer.asked} {answer.status.capitalize()}." in below
+        assert f"{answer.sentence} {answer.why}".strip() in below
 
 
 def test_links_are_told_with_their_floor_and_what_is_formally_allowed() -> None:
@@ -421,6 +420,9 @@ def test_images_that_do_not_fit_are_refused() -> None:
         render(result, images)
     with pytest.raises(FedveilError, match="is needed"):
         render(result, Images(np.zeros((8, 8), dtype=np.float32), images.labels))
+    for labels in (np.zeros((1, 2), dtype=np.int64), np.full(1, np.nan)):
+        with pytest.raises(FedveilError, match="one whole number for each is needed"):
+            render(result, Images(images.originals, labels))  # type: ignore[arg-type]
 
 
 def test_write_report(tmp_path: Path) -> None:

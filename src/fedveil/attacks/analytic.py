@@ -45,6 +45,14 @@ class Analytic(Attack):
         """Refuse a model without a linear layer that takes the input itself; before any long work."""
         input_layer(model, layout)
 
+    def check(self, scene: Scene) -> None:
+        """Refuse a scene with such a model."""
+        self.check_model(scene.public.model, scene.public.layout)
+
+    def pieces(self, scene: Scene) -> list[Scene]:
+        """Every victim is solved on its own."""
+        return [scene.rows([victim]) for victim in range(scene.count)]
+
     def run(self, scene: Scene, fitted: object = None) -> Reconstruction:
         """Solve for every victim's batch, one after another."""
         start = time.perf_counter()

@@ -72,7 +72,8 @@ def span_of(rows: Tensor, most: int, noise: float) -> Span:
     u, s, v = torch.linalg.svd(rows / spread[:, None], full_matrices=False)
     edge = EDGE * (rows.shape[0] ** 0.5 + rows.shape[1] ** 0.5)
     rank = max(1, int((s[:most] > edge).sum()))
-    return Span(u[:, :rank] * s[:rank], v[:rank], spread)
+    left = torch.where((size > 0)[:, None], u[:, :rank] * s[:rank], 0.0)
+    return Span(left, v[:rank], spread)
 
 
 def recover_inputs(
@@ -89,7 +90,7 @@ def recover_inputs(
         found = _inputs(span, directions, complete=True)
         return outside(found.inputs, box, (WIDTH * found.noise[:, None]).clamp(max=SLACK))
 
-    live = span.left[span.left.norm(dim=1) > WIDTH]
+    live = span.left[span.left.norm(dim=1) > WIDTH]  # zeros of units that no example activates tell nothing
     found = sparse_directions(live, beyond, tries, generator)
     if found is None:
         return _inputs(span, torch.eye(span.rank).to(span.left), complete=False)

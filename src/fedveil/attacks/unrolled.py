@@ -18,7 +18,7 @@ def unrolled(
 ) -> Row:
     """The pseudo-gradient of local SGD, step by step, as a differentiable function of the inputs.
 
-    Its scale is that of `fedveil.federation.capture.pseudo_gradient`: a constant gradient comes out as itself.
+    Its scale is that of `Updates.gradient`: a constant gradient comes out as itself.
     """
     weights, velocity = params, {name: torch.zeros_like(w) for name, w in params.items()}
     batches = -(-len(inputs) // local.batch_size)  # the last of an epoch may be smaller

@@ -285,7 +285,7 @@ def _one(item: Any, kind: Literal["defense", "attack"]) -> Any:
     if isinstance(item, type) and issubclass(item, Defense | Attack):
         raise FedveilError(f"{kind}: {item.__name__} is a class: write {item.__name__}()")
     if kind == "attack" and isinstance(item, Attack):
-        if not dataclasses.is_dataclass(item):
+        if not hasattr(item, "__dataclass_fields__"):
             raise FedveilError(f"the class {type(item).__name__} is not declared: put @declared above it")
         return item
     raise FedveilError(f'{kind} must be "name:field=value,...", a table with a name, or an instance (got {item!r:.80})')

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict
 
 from fedveil.auditing.roles import Role
 from fedveil.errors import FedveilError
-from fedveil.fields import problems
+from fedveil.fields import Probability, problems
 from fedveil.leakage.modalities import modality
 from fedveil.leakage.modality import LINKED, Modality
 from fedveil.tasks.client_labels import ClientLabels
@@ -52,7 +52,7 @@ class Row(Document):
     values: dict[str, list[float]]  # metric -> one value per example, or per update where they are linked
     round: int | None = None  # the attacked round; None: all attacked rounds together
     strongest: bool = False  # the attacker of the defended updates that gets most, of those who ask this question
-    bound: float | None = None  # link: how often any attacker at all may pick the right one, by the formal guarantee
+    bound: Probability | None = None  # link: how often any attacker may pick the right one, by the formal guarantee
     exact: bool | None = None  # link: whether updates were compared by the exact likelihood under the defense
 
 
@@ -73,7 +73,7 @@ class Answer(Document):
     found: Estimate | None = None
     undefended: Estimate | None = None
     guess: Estimate | None = None  # of the floor: what is got without the update
-    bound: float | None = None  # see `Row.bound`
+    bound: Probability | None = None  # see `Row.bound`
     recognizable: Estimate | None = None  # reconstruct: the share that a person would recognize
     next_step: str = ""  # what would settle an open question
     command: str = ""  # the same as a command

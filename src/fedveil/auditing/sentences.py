@@ -9,6 +9,7 @@ from fedveil.auditing.judgment import Judgment, Terms
 from fedveil.auditing.result import TOGETHER, Cost, Estimate, Question, Row, Warned
 from fedveil.auditing.scoring import estimate
 from fedveil.auditing.settings import AuditSettings
+from fedveil.auditing.table import rounded_up
 from fedveil.leakage.intervals import Interval, bootstrap
 from fedveil.leakage.modality import Words
 
@@ -169,9 +170,10 @@ def _broken(judged: Judgment) -> bool:
 
 
 def _on_bound(judged: Judgment) -> Warned:
+    found, allowed = share(judged.lead.metrics[judged.measure]), rounded_up(judged.lead.bound or 0.0)
     words = (
-        f"More updates were linked, {share(judged.lead.metrics[judged.measure])}, than the formal guarantee allows any "
-        f"attacker, {percent(judged.lead.bound or 0.0)}. So the guarantee does not hold as stated: do not rely on it."
+        f"More updates were linked, {found}, than the formal guarantee allows any attacker, {allowed} %. So the "
+        "guarantee does not hold as stated: do not rely on it."
     )
     return Warned(words=words, loud=True)
 
@@ -257,7 +259,7 @@ def at_most(bound: float | None, among: int) -> str:
     """What a formal guarantee means for picking the right image, as a sentence to add to it."""
     if bound is None or math.isnan(bound):
         return ""
-    shown = math.ceil(100 * bound) if bound < 0.99 else 100
+    shown = rounded_up(bound)
     if shown >= 100:
         return f" It leaves open that an attacker always picks the right one of {among}."
     return (

@@ -63,7 +63,16 @@ def formal_bound(row: Row) -> str:
     """
     if row.role not in ATTACKERS:
         return "–"
-    return "no formal bound" if row.bound is None else f"≤ {math.ceil(100 * row.bound - 1e-9)} %"
+    return "no formal bound" if row.bound is None else f"≤ {rounded_up(row.bound)} %"
+
+
+def rounded_up(bound: float) -> int:
+    """A bound on a share in whole percent: less than was proven must not be stated.
+
+    >>> rounded_up(0.3612), rounded_up(0.07), rounded_up(0.995)
+    (37, 7, 100)
+    """
+    return math.ceil(100 * bound - 1e-9)  # 100 · 0.07 is a little more than 7
 
 
 def as_text(rows: Sequence[Row], modality: Modality, width: int, blocks: int | None = None) -> str:

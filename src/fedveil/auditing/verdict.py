@@ -68,7 +68,7 @@ def _linked_only(answers: list[Answer], terms: Terms) -> list[str]:
     start = f"So updates can be linked to the {words.many} behind them"
     if rebuilt == "not judged":
         return [f"{start}; whether {words.rebuilt} can be rebuilt from them is not judged."]
-    return [f"{start}, although no attack here could rebuild {words.rebuilt} from them."]
+    return [f"{start}, although what these attacks rebuilt from them is no better than a guess without the update."]
 
 
 # ---- one question --------------------------------------------------------------------------------------------

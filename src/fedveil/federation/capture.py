@@ -271,11 +271,11 @@ def capture(
     """
     if kind != "gradient" and lr is None:
         raise FedveilError(f"a capture of kind '{kind}' needs lr=, the learning rate of the client's local steps")
+    weights: Mapping[str, Tensor]
     if isinstance(model, nn.Module):
-        weights: Tensors = {n: p for n, p in model.named_parameters() if p.requires_grad}
-        known = dict(model.named_buffers())
+        weights, known = {n: p for n, p in model.named_parameters() if p.requires_grad}, dict(model.named_buffers())
     else:
-        weights, known = dict(model), {}
+        weights, known = model, {}
     buffers = {name: tensor for name, tensor in update.items() if name in known}
     sizes = (batch_sizes,) if isinstance(batch_sizes, int) else tuple(batch_sizes)
     rates = (1.0 if lr is None else lr,) * len(sizes) if not isinstance(lr, Sequence) else tuple(lr)

@@ -77,15 +77,6 @@ def percent(estimate: Estimate | None, digits: int = 0) -> str:
     return f"{number(estimate.mean * 100, digits)}{SPACE}% {interval(estimate, 100, digits)}".strip()
 
 
-def at_most(bound: float) -> str:
-    """A bound on a share, rounded up: less than was proven must not be stated.
-
-    >>> at_most(0.3612)
-    '37\\xa0%'
-    """
-    return f"{math.ceil(100 * bound - 1e-9)}{SPACE}%"
-
-
 def points(estimate: Estimate | None) -> str:
     """A difference of shares with its interval, "−0.7 points [−1.1, −0.3]"."""
     if estimate is None or math.isnan(estimate.mean):
@@ -208,5 +199,5 @@ def prose(text: str) -> Markup:
         elif part.startswith(("https://", "http://")):
             parts.append(Markup('<a href="{0}" rel="noopener noreferrer">{0}</a>').format(part))
         else:
-            parts.append(escape(part))
+            parts.append(kept_together(part))
     return Markup("").join(parts)

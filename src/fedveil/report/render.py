@@ -53,6 +53,11 @@ def _check(images: Images) -> None:
     shape = images.originals.shape
     if images.originals.ndim != 4:
         raise FedveilError(f"the original images have shape {shape}: (images, channels, height, width) is needed")
+    if images.labels.ndim != 1 or images.labels.dtype.kind not in "iu":
+        raise FedveilError(
+            f"the labels of the images are {images.labels.dtype} of shape {images.labels.shape}: one whole number for "
+            "each is needed"
+        )
     for (attack, role), pictures in images.reconstructions.items():
         if pictures.ndim != 4 or pictures.shape[1:] != shape[1:]:
             raise FedveilError(

@@ -8,6 +8,7 @@ from markupsafe import Markup
 
 from fedveil.auditing.result import DefenseCard, Question, Result, measures
 from fedveil.auditing.roles import Role
+from fedveil.auditing.table import rounded_up
 from fedveil.leakage.modalities import modality
 from fedveil.report import formatting
 from fedveil.report.charts import interval_bar
@@ -120,13 +121,16 @@ def _bars(result: Result, question: Question) -> list[Bar]:
 def _note(result: Result, question: Question) -> str:
     """How to read a strip."""
     answer, among = result.verdict.answer(question), result.candidates
-    chance = formatting.number(100 / among, 0 if among <= 100 else 2) if among > 0 else formatting.NONE
-    start = "By comparing updates, out of" if question == "link" else "Out of"
     number = f", in round {answer.round}" if answer and answer.round else ""
-    told = f"{start} {among}{number}, with the 95{formatting.SPACE}% interval; the dashed line is chance"
-    told += f" ({chance}{formatting.SPACE}%)"
+    chance = formatting.number(100 / among, 0 if among <= 100 else 2) if among > 0 else formatting.NONE
+    told = f"Out of {among}{number}"
+    if question == "link":
+        told += ", by comparing updates"
+    else:
+        told += f", with the 95{formatting.SPACE}% interval"
+    told += f"; the dashed line is chance ({chance}{formatting.SPACE}%)"
     if answer and answer.bound is not None:
-        told += f", the solid one what the formal guarantee allows any attacker ({formatting.at_most(answer.bound)})"
+        told += f", the solid one the most that the guarantee allows ({rounded_up(answer.bound)}{formatting.SPACE}%)"
     return f"{told}."
 
 

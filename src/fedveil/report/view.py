@@ -218,13 +218,11 @@ def links(result: Result) -> list[Link]:
     found = []
     for row in _in_order([row for row in result.rows if row.question == "link"]):
         estimate = next(iter(row.metrics.values()), None)
-        count = estimate.count if estimate else 0
-        linked = round(estimate.mean * count) if estimate and count else 0
         found.append(
             Link(
                 row=row,
                 who=words(result)[row.role].who,
-                of=f"{linked:,} of {count:,}",
+                of=_of(estimate),
                 share=formatting.percent(estimate),
                 exact={True: "exact likelihood", False: "similarity", None: formatting.NONE}[row.exact],
                 allowed=formal_bound(row),
@@ -232,6 +230,12 @@ def links(result: Result) -> list[Link]:
             )
         )
     return found
+
+
+def _of(share: Estimate | None) -> str:
+    if share is None or not math.isfinite(share.mean):
+        return formatting.NONE
+    return f"{share.mean * share.count:,.0f} of {share.count:,}"
 
 
 def _in_order(rows: list[Row]) -> list[Row]:

@@ -22,7 +22,7 @@ class MLP(ModelSpec):
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         layers: list[nn.Module] = [nn.Flatten()]
-        for narrow, wide in itertools.pairwise((math.prod(shape), *self.hidden)):
-            layers += [nn.Linear(narrow, wide), activation_layer(self.activation)]
+        for before, after in itertools.pairwise((math.prod(shape), *self.hidden)):
+            layers += [nn.Linear(before, after), activation_layer(self.activation)]
         last = self.hidden[-1] if self.hidden else math.prod(shape)
         return nn.Sequential(*layers, nn.Linear(last, classes))
