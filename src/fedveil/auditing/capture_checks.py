@@ -14,7 +14,6 @@ from torch.nn import functional
 
 from fedveil.clients.engine import Loss
 from fedveil.defenses.chain import Chain
-from fedveil.defenses.updates import Updates
 from fedveil.errors import FedveilError
 from fedveil.federation.capture import Capture, pseudo_gradient
 from fedveil.federation.facts import PublicFacts
@@ -23,7 +22,6 @@ from fedveil.tasks.from_files import FileModel
 from fedveil.tasks.models.base import ModelSpec
 from fedveil.tasks.normalization import Normalization
 from fedveil.tasks.own_files import Reference, is_reference
-from fedveil.tree import Tree
 
 ALIKE = ("kind", "steps", "lr", "momentum", "batch_sizes")  # in which captures of one attack must agree
 WAY_THROUGH = 256  # numbers that a model keeps on the way for one number of its input, at the least
@@ -84,22 +82,6 @@ def check_captures(captures: Sequence[Capture], setting: CaptureSetting) -> Atta
 
 
 # ---- the updates ---------------------------------------------------------------------------------------------
-
-
-def stacked(captures: Sequence[Capture], model: nn.Module) -> Updates:
-    """Captures that agree as one stack of victims. Buffers that were not sent are the model's."""
-    first, own = captures[0], {name: buffer.detach() for name, buffer in model.named_buffers()}
-    return Updates(
-        kind=first.kind,
-        before=Tree.stack([capture.before for capture in captures]),
-        message=Tree.stack([capture.shared for capture in captures]),
-        buffers=Tree.stack([{**own, **(capture.buffers_before or {})} for capture in captures]),
-        lr=first.lr,
-        batch_sizes=first.batch_sizes,
-        momentum=first.momentum,
-        weight_decay=first.public.weight_decay or 0.0,
-        local_epochs=first.public.local_epochs or 1,
-    )
 
 
 def examples_of(capture: Capture) -> int:

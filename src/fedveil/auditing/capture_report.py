@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from typing import Any, get_args
 
 from fedveil.auditing import sentences
@@ -85,14 +86,15 @@ def described(shop: CaptureShop, promised: Statement, among: int) -> dict[str, A
         rounds=settings.rounds,
         attackers=settings.attackers,
         local_steps=settings.local_steps if updates.kind != "gradient" else None,
-        captured=updates.kind,
+        captured=message_words(updates.kind, updates.steps),
+        stated=known.stated,
     )
     whose = captured_in([(capture.round, capture.client) for capture in shop.captures])
     counted = attacked_words(settings.victims, settings.batch_size, shop.case.modality.words, updates.local_epochs)
     return {
         "data": shop.others.name if shop.others is not None else "unknown data",
         "model": known.model_name,
-        "protocol": message_words(updates.kind, updates.steps),
+        "protocol": f"captured {message_words(updates.kind, updates.steps)}",
         "attacked": f"{counted}, {whose}",
         "label_names": list(shop.others.label_names) if shop.others is not None else [],
         "defense": _card(shop, promised),
@@ -100,7 +102,8 @@ def described(shop: CaptureShop, promised: Statement, among: int) -> dict[str, A
         "judges": shop.judges,
         "assumptions": assumptions(situation, attempted),
         "not_given": not_given(known.model, attempted),
-        "not_tried": shop.skipped + not_tried(situation, attempted),
+        "not_tried": [f"the attack {name}: {why}" for name, why in shop.skipped.items()]
+        + not_tried(situation, replace(attempted, attacks=(*attempted.attacks, *shop.skipped))),
     }
 
 

@@ -16,7 +16,6 @@ from fedveil.auditing.capture_checks import (
     CaptureSetting,
     check_captures,
     examples_of,
-    stacked,
     steps_alike,
 )
 from fedveil.auditing.capture_truth import Data, OneTruth, originals_of, others_of, read_truths
@@ -26,7 +25,7 @@ from fedveil.auditing.store import Store
 from fedveil.auditing.workshop import Case
 from fedveil.defenses.updates import Updates
 from fedveil.errors import FedveilError
-from fedveil.federation.capture import Capture
+from fedveil.federation.capture import Capture, stack
 from fedveil.fields import field_names
 from fedveil.leakage.modalities import modality
 from fedveil.leakage.modality import Modality
@@ -55,7 +54,7 @@ class CaptureShop:
     known: Attackable
     case: Case
     attacks: tuple[Attack, ...]
-    skipped: list[str]  # a line on each attack that cannot be run, and why
+    skipped: dict[str, str]  # why an attack cannot be run, by its name
     originals: Originals | None  # where the truth is known
     others: Task | None  # what the originals are told from
     judges: list[str]  # a sentence on each network that compares examples
@@ -87,7 +86,7 @@ class CaptureShop:
     @cached_property
     def updates(self) -> Updates:
         """The captures as one stack of victims."""
-        return stacked(self.captures, self.known.model)
+        return stack(self.captures, {name: buffer.detach() for name, buffer in self.known.model.named_buffers()})
 
 
 def _with_normalization(asked: Asked) -> CaptureSetting:
@@ -129,18 +128,18 @@ def _modality(
     return kind.equipped(others, tools)
 
 
-def _attacks(given: Sequence[Attack], scored: bool, judged: bool) -> tuple[tuple[Attack, ...], list[str]]:
-    """The attacks that can be run, and a line on each that cannot."""
-    found, skipped = [], []
+def _attacks(given: Sequence[Attack], scored: bool, judged: bool) -> tuple[tuple[Attack, ...], dict[str, str]]:
+    """The attacks that can be run, and why others cannot, by their names."""
+    found, skipped = [], {}
     for attack in given:
         if "candidates" in attack.needs and not (scored and judged):
-            skipped.append(f"the attack {attack.name}: it needs what was behind the updates (truth), and others (data)")
+            skipped[attack.name] = "it needs what was behind the updates (truth), and others of the same kind (data)"
         elif "auxiliary" in attack.needs and not judged:
-            skipped.append(f"the attack {attack.name}: there are no auxiliary data for it to learn from (data)")
+            skipped[attack.name] = "there are no auxiliary data for it to learn from (data)"
         else:
             found.append(attack if scored else without_known_labels(attack))
     if not found:
-        raise FedveilError("; ".join(skipped))
+        raise FedveilError("; ".join(f"{name} cannot be run: {why}" for name, why in skipped.items()))
     return tuple(found), skipped
 
 

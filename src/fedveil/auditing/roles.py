@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -74,6 +75,22 @@ ROLES: dict[Role, RoleWords] = {
         "Who inverts the gradient perfectly sees this; who also replays the defense can come nearer to the original",
     ),
 }
+
+# In place of "naive" where nobody knows of a defense, and where there is no undefended update to set beside.
+_AS_THEY_ARE = RoleWords(
+    kind="attacker",
+    title="updates as they are",
+    who="Takes updates as they are",
+    plain="Takes updates as they are",
+    label="updates as they are",
+    note="attacks the updates as they are, without knowing of any defense",
+)
+
+
+def wording(present: Iterable[Role]) -> Mapping[Role, RoleWords]:
+    """The words for the roles of one result."""
+    return ROLES if {"ceiling", "adaptive"} & set(present) else {**ROLES, "naive": _AS_THEY_ARE}
+
 
 ATTACKERS: tuple[Role, ...] = tuple(role for role, words in ROLES.items() if words.kind == "attacker")
 FLOORS: tuple[Role, ...] = tuple(role for role, words in ROLES.items() if words.kind == "floor")

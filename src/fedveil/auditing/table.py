@@ -12,7 +12,7 @@ from itertools import groupby
 from typing import Any
 
 from fedveil.auditing.result import Estimate, Row
-from fedveil.auditing.roles import ATTACKERS, ROLES
+from fedveil.auditing.roles import ATTACKERS, wording
 from fedveil.leakage.catalog import METRICS
 from fedveil.leakage.modality import LINKED, Modality
 
@@ -29,22 +29,26 @@ class Column:
 
 @dataclass(frozen=True)
 class Part:
-    """The rows that answer one question, with the columns that go with it."""
+    """The rows that answer one question, with what each is called and the columns that go with it."""
 
     rows: list[Row]
+    titles: list[str]
     columns: list[Column]
 
 
 def parts(rows: Sequence[Row], modality: Modality) -> Iterator[Part]:
     """The rows question by question."""
+    words = wording(row.role for row in rows)
     for question in ("reconstruct", "link"):
         asked = [row for row in rows if row.question == question]
         names = modality.shown if question == "reconstruct" else (LINKED,)
-        columns = [_measured(name) for name in names if any(name in row.metrics for row in asked)]
+        measured = dict.fromkeys(name for row in asked for name in row.metrics)
+        # Without the truth only the matching cost is known.
+        columns = [_measured(name) for name in [each for each in names if each in measured] or measured]
         if question == "link":
             columns.append(Column("formal bound", formal_bound))
         if asked:
-            yield Part(asked, columns)
+            yield Part(asked, [f"{words[row.role].title}{' *' if row.strongest else ''}" for row in asked], columns)
 
 
 def _measured(name: str) -> Column:
@@ -79,7 +83,7 @@ def as_text(rows: Sequence[Row], modality: Modality, width: int, blocks: int | N
     """
     texts: list[str] = []
     for part in parts(rows, modality):
-        titles = [_title(row) for row in part.rows]
+        titles = [f"  {title}" for title in part.titles]
         columns = [[column.head, *map(column.cell, part.rows)] for column in part.columns]
         fitting = _fitting(columns, width - max(map(len, titles)))
         texts += [_block(part.rows, titles, some) for some in fitting[:blocks]]
@@ -117,11 +121,11 @@ def as_html(rows: Sequence[Row], modality: Modality) -> str:
 def _html(part: Part) -> str:
     head = "".join(f"<th>{html.escape(column.head)}</th>" for column in part.columns)
     body = ""
-    for heading, members in groupby(part.rows, key=_heading):
+    for heading, members in groupby(zip(part.rows, part.titles, strict=True), key=lambda each: _heading(each[0])):
         body += f'<tr><th colspan="{len(part.columns) + 1}" style="text-align:left">{html.escape(heading)}</th></tr>'
-        for row in members:
+        for row, title in members:
             cells = "".join(f"<td>{html.escape(column.cell(row))}</td>" for column in part.columns)
-            body += f'<tr><td style="text-align:left">{html.escape(_title(row).strip())}</td>{cells}</tr>'
+            body += f'<tr><td style="text-align:left">{html.escape(title)}</td>{cells}</tr>'
     return f"<table><thead><tr><th></th>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
@@ -153,10 +157,6 @@ def as_csv(rows: Sequence[Row]) -> str:
 def _heading(row: Row) -> str:
     attack = row.attack or "no attack"
     return attack if row.round is None else f"{attack}, round {row.round}"
-
-
-def _title(row: Row) -> str:
-    return f"  {ROLES[row.role].title}{' *' if row.strongest else ''}"
 
 
 def _cell(estimate: Estimate | None, name: str) -> str:

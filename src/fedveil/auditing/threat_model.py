@@ -27,9 +27,9 @@ _LOCAL_STEPS = {
     "pseudo-gradient": "The attacker takes the change of the weights for one gradient.",
 }
 _MESSAGES: dict[MessageKind, str] = {
-    "gradient": "captured gradients",
-    "weights": "captured weights after {}",
-    "delta": "captured changes of the weights over {}",
+    "gradient": "gradients",
+    "weights": "weights after {}",
+    "delta": "changes of the weights over {}",
 }
 
 
@@ -51,7 +51,7 @@ def message_words(kind: MessageKind, steps: int) -> str:
     """What captured updates are, where the protocol behind them is not known.
 
     >>> message_words("weights", 4)
-    'captured weights after 4 local steps'
+    'weights after 4 local steps'
     """
     return _MESSAGES[kind].format(_many(steps, "local step"))
 
@@ -124,7 +124,8 @@ class Situation:
     attackers: str = "both"  # as `AuditSettings` has it
     local_steps: str | None = None  # how the local steps behind an update were attacked; None where there are none
     trained_in: int | None = None  # examples of the batches that clients send in training, one by one
-    captured: MessageKind | None = None  # what was captured; None in an audit, which makes its own updates
+    captured: str | None = None  # what was captured, in words; None in an audit, which makes its own updates
+    stated: bool = True  # whether it is known which defense there is, or that there is none
 
 
 def assumptions(situation: Situation, attempted: Attempted) -> list[Assumption]:
@@ -182,8 +183,8 @@ def _attacked_update(situation: Situation) -> Assumption:
     setting = f"{examples}, {_listed(situation.rounds, 'round')}"
     if situation.captured is not None:
         words = (
-            f"The attacker saw {_many(situation.updates, 'update')}, {situation.captured} each, and takes from the "
-            f"capture that {examples} {'are' if situation.examples > 1 else 'is'} behind each."
+            f"The attacker has {_many(situation.updates, 'captured update')}. By what the capture says of itself, they "
+            f"are {situation.captured}, of {examples} each."
         )
         return Assumption(switch="captured update", setting=setting, words=words)
     words = f"Each of {situation.updates} updates per attacked round is made from {examples}"
@@ -197,9 +198,10 @@ def _attacked_update(situation: Situation) -> Assumption:
 def _knowledge(situation: Situation) -> Assumption:
     switch, chain = "knowledge of the defense", situation.chain
     if not chain.defenses:
-        captured = "No defense is stated: the attacker takes the updates as they are."
-        words = "There is no defense to know." if situation.captured is None else captured
-        return Assumption(switch=switch, setting="none to know" if situation.captured is None else "none", words=words)
+        words = "There is no defense to know."
+        if not situation.stated:
+            words = "Whether there is a defense is not known: the attacker takes the updates as they are."
+        return Assumption(switch=switch, setting="none", words=words)
     words = (
         "The naive attacker takes the update as it is. The adaptive attacker knows the defense and its settings, not "
         "its random draws."

@@ -184,6 +184,17 @@ def _attack(
         ),
     ] = None,
     data_root: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Folder of the data files.")] = None,
+    link: Annotated[
+        bool, typer.Option("--link/--no-link", help="Ask, too, whether updates can be linked to the truths.")
+    ] = True,
+    store: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Keeps what attacks come to, for the next time; none: nothing.",
+            show_default="FEDVEIL_STORE or fedveil-out/store",
+        ),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Output folder.", show_default="fedveil-out/attack-NUMBER")
     ] = None,
@@ -198,7 +209,7 @@ def _attack(
         typer.Option(metavar="FILE", help="TOML file with any of these.", callback=_defaults_from, is_eager=True),
     ] = None,
 ) -> None:
-    """Reconstruct what is behind captured updates, by fedveil's own training or by another framework."""
+    """Attack captured updates, of fedveil's own training or of another framework; with the truth, judge what leaked."""
     from fedveil.cli.attack import AttackOptions, run_attack
 
     run_attack(
@@ -214,6 +225,8 @@ def _attack(
             labels=labels,
             data=data,
             data_root=data_root,
+            link=link,
+            store=store,
             out=out,
             overwrite=overwrite,
             seed=seed,

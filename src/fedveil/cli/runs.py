@@ -15,6 +15,7 @@ from fedveil.auditing.run import run_audit as carry_out
 from fedveil.auditing.workshop import Workshop
 from fedveil.cli.config import Config
 from fedveil.cli.display import Display
+from fedveil.cli.findings import print_findings, print_json, summary
 from fedveil.cli.folder import CONFIG, Claim, claimed
 from fedveil.cli.options import Given
 from fedveil.cli.stores import store_of
@@ -29,7 +30,6 @@ from fedveil.tasks.task import Task
 from fedveil.tensors import write_safetensors
 from fedveil.workers import pack
 
-THRESHOLDS = ("exposed_above", "smallest_gain", "rule_out", "recognizable_from", "large_drop")
 FAILED = 3  # the exit code of a finding that --fail-if names
 
 
@@ -61,51 +61,11 @@ def _run_audit(config: Config, place: Claim) -> int:
 
 def _show_audit(outcome: AuditResult, place: Claim, config: Config) -> int:
     """Write the report, print the findings; returns the exit code."""
-    report = outcome.report(place.path / "report.html")
-    result = outcome.result
+    report, result = outcome.report(place.path / "report.html"), outcome.result
     if config.as_json:
-        used = result.provenance.config
-        settings = used.get("audit", {})
-        summary = {
-            "version": result.provenance.versions.get("fedveil"),
-            "data": result.data,
-            "model": result.model,
-            "task": used.get("task", {}),
-            "protocol": result.protocol,
-            "seed": result.provenance.seed,
-            "defense": used.get("defense", []),
-            "attack": used.get("attack", []),
-            "federation": used.get("federation", {}),
-            "attacked_rounds": settings.get("rounds"),
-            "thresholds": {name: settings.get(name) for name in THRESHOLDS},
-            "guarantee": result.defense.guarantee,
-            "status": result.verdict.status,
-            "answers": [answer.model_dump() for answer in result.verdict.answers],
-            "sentences": result.verdict.sentences,
-            "why": result.verdict.why,
-            "warnings": [warning.words for warning in result.verdict.warnings],
-            "next_step": result.verdict.next_step,
-            "next_command": result.verdict.command,
-            "rows": [row.model_dump(exclude={"values"}) for row in result.rows],
-            "candidates": result.candidates,
-            "cost": result.cost.model_dump(exclude={"history"}),
-            "seconds": result.provenance.seconds,
-            "out": str(place.path),
-            "report": str(report),
-        }
-        print(json.dumps(summary, indent=1, ensure_ascii=False))
+        print_json(summary(outcome) | {"out": str(place.path), "report": str(report)})
     else:
-        print(outcome.leakage)
-        print("* the strongest attacker\n")
-        print("\n".join(result.verdict.sentences))
-        for warning in sorted(result.verdict.warnings, key=lambda each: not each.loud):
-            print(f"{'WARNING' if warning.loud else 'Note'}: {warning.words}")
-        print(f"\nThe report is {report}\nResult: {result.verdict.status}. {result.verdict.why}")
-        if result.verdict.next_step:
-            print(
-                f"Next: {result.verdict.next_step}"
-                + (f"\n  {result.verdict.command}" if result.verdict.command else "")
-            )
+        print_findings(outcome, report)
     if result.verdict.status.replace(" ", "-") not in config.fail_if:
         return 0
     print(f"fedveil: failed, as --fail-if names '{result.verdict.status}'", file=sys.stderr)

@@ -6,7 +6,6 @@ from functools import cache
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from fedveil.auditing.roles import ROLES
 from fedveil.report import formatting
 
 
@@ -21,5 +20,4 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     made.globals["formatting"] = formatting
-    made.globals["ROLES"] = ROLES
     return made

@@ -25,6 +25,7 @@ def render(result: Result, images: Images) -> str:
         .get_template("report.html")
         .render(
             result=result,
+            ROLES=view.words(result),
             summary=summary(result, grid),
             grid=grid,
             table=view.table(result),

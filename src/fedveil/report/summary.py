@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from fedveil.auditing.result import DefenseCard, Question, Result, measures
-from fedveil.auditing.roles import ROLES, Role
+from fedveil.auditing.roles import Role
 from fedveil.auditing.table import rounded_up
 from fedveil.leakage.modalities import modality
 from fedveil.report import formatting
 from fedveil.report.charts import interval_bar
-from fedveil.report.view import Grid, beside, floor, lead
+from fedveil.report.view import Grid, beside, floor, lead, words
 
 
 @dataclass(frozen=True)
@@ -93,14 +93,17 @@ def strips(result: Result) -> list[Strip]:
     titles: dict[Question, str] = {"reconstruct": f"Who picks the right {one}", "link": linked}
     questions: tuple[Question, ...] = ("reconstruct", "link")
     asked = [question for question in questions if any(row.question == question for row in result.rows)]
+    asked = asked if result.candidates else []  # nothing to pick from
     return [Strip(titles[question], _bars(result, question), _note(result, question)) for question in asked]
 
 
 def _bars(result: Result, question: Question) -> list[Bar]:
     answer, first = result.verdict.answer(question), lead(result, question)
-    roles: list[Role] = ["ceiling", "naive", "adaptive", floor(result, question)]
-    if result.defense.name == "none":
-        roles = ["ceiling", floor(result, question)]
+    tried = {row.role for row in result.rows if row.question == question}
+    roles: list[Role] = ["ceiling", "naive", "adaptive"]
+    if result.defense.name == "none" or "ceiling" not in tried:  # of captured updates there may be no ceiling
+        roles = [role for role in roles if role in tried]
+    roles.append(floor(result, question))
     measure = answer.measure if answer and answer.measure else measures(question, modality(result.modality))[0]
     chance = 1 / result.candidates if result.candidates > 0 else None
     bars = []
@@ -110,9 +113,8 @@ def _bars(result: Result, question: Question) -> list[Bar]:
             row = None  # its rows hold an attacker who knew nothing more
         estimate = row.metrics.get(measure) if row else None
         share = "not tried" if row is None else "not measured" if estimate is None else formatting.percent(estimate)
-        bars.append(
-            Bar(role, ROLES[role].plain, share, interval_bar(estimate, role, chance, row.bound if row else None))
-        )
+        bar = interval_bar(estimate, role, chance, row.bound if row else None)
+        bars.append(Bar(role, words(result)[role].plain, share, bar))
     return bars
 
 
@@ -146,10 +148,11 @@ def _pictures(result: Result, grid: Grid) -> list[Shown]:
     if not grid.cases:
         return []
     first = grid.cases[0]
-    shown = [Shown("Original", first.picture, f"{first.name}, original")]
+    shown = [Shown("Original", first.picture, f"{first.name}, original")] if first.picture else []
     for role, cell in zip(grid.columns, first.cells, strict=True):
         if not (role == "adaptive" and result.defense.uninformed):
-            shown.append(Shown(ROLES[role].plain, cell.picture, f"{first.name}, {ROLES[role].plain.lower()}"))
+            called = words(result)[role].plain
+            shown.append(Shown(called, cell.picture, f"{first.name}, {called.lower()}"))
     return shown[:4]
 
 

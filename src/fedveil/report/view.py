@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +11,7 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 
 from fedveil.auditing.result import TOGETHER, AttackRun, Cost, Estimate, Images, Question, Result, Row
-from fedveil.auditing.roles import ROLES, Role
+from fedveil.auditing.roles import ROLES, Role, RoleWords, wording
 from fedveil.auditing.table import formal_bound
 from fedveil.leakage.catalog import METRICS
 from fedveil.leakage.modalities import modality
@@ -40,7 +40,7 @@ class Cell:
 class Case:
     """A line of the grid: one image and its reconstructions."""
 
-    picture: str
+    picture: str | None  # None where the original is not known
     name: str
     label: str
     cells: list[Cell]
@@ -93,6 +93,11 @@ class Table:
         return [column for part in self.parts for column in part]
 
 
+def words(result: Result) -> Mapping[Role, RoleWords]:
+    """What the roles of a result are called."""
+    return wording(row.role for row in result.rows)
+
+
 def lead(result: Result, question: Question = "reconstruct") -> Row | None:
     """The attacker that a question's answer is about, over all attacked rounds."""
     answer = result.verdict.answer(question)
@@ -131,22 +136,26 @@ def grid(result: Result, images: Images) -> Grid:
     columns: list[tuple[Role, Row | None, NDArray[np.float32]]] = []
     missing = []
     roles: list[Role] = ["ceiling", "naive", "adaptive", floor(result)]
-    for role in roles:
+    for role in roles if result.row("ceiling") else roles[1:]:
         row = beside(result, first, role)
         pictures = _pictures(row, images, role)
         if pictures is None:
-            missing.append(ROLES[role].who.lower())
+            missing.append(words(result)[role].who.lower())
         else:
             columns.append((role, row, pictures))
     measured = {name for row in result.rows for name in row.values}
     near = next((name for name in kind.caption if name in measured), kind.caption[-1])
-    order = _worst_first(first, len(images.originals), (*kind.headline[:1], near))
+    total = max((len(pictures) for _, _, pictures in columns), default=0) if not len(images.originals) else 0
+    order = _worst_first(first, total or len(images.originals), (*kind.headline[:1], near))
     cases = [
         Case(
-            picture=data_uri(images.originals[index]),
+            picture=data_uri(images.originals[index]) if index < len(images.originals) else None,
             name=f"{kind.words.one.capitalize()} {index + 1}",
             label=formatting.label(int(images.labels[index]), result.label_names) if index < len(images.labels) else "",
-            cells=[_cell(index, role, row, pictures, (kind.headline[0], near)) for role, row, pictures in columns],
+            cells=[
+                _cell(index, words(result)[role].who, row, pictures, (kind.headline[0], near))
+                for role, row, pictures in columns
+            ],
         )
         for index in order[:MOST_IMAGES]
     ]
@@ -178,13 +187,13 @@ def _worst_first(row: Row | None, count: int, names: tuple[str, ...]) -> list[in
     return sorted(range(count), key=key)
 
 
-def _cell(index: int, role: Role, row: Row | None, pictures: NDArray[np.float32], names: tuple[str, str]) -> Cell:
+def _cell(index: int, who: str, row: Row | None, pictures: NDArray[np.float32], names: tuple[str, str]) -> Cell:
     picked, near = (_value(row, name, index) for name in names)
     known = METRICS[names[1]]
     unit = f"{formatting.SPACE}{known.unit}" if known.unit and not math.isnan(near) else ""
     return Cell(
         picture=data_uri(pictures[index]) if index < len(pictures) else None,
-        alt=f"Image {index + 1}, {ROLES[role].who.lower()}",
+        alt=f"Image {index + 1}, {who.lower()}",
         near=formatting.number(near, known.digits) + unit,
         picked=None if math.isnan(picked) else picked >= 0.5,
     )
@@ -212,7 +221,7 @@ def links(result: Result) -> list[Link]:
         found.append(
             Link(
                 row=row,
-                who=ROLES[row.role].who,
+                who=words(result)[row.role].who,
                 of=_of(estimate),
                 share=formatting.percent(estimate),
                 exact={True: "exact likelihood", False: "similarity", None: formatting.NONE}[row.exact],
@@ -291,8 +300,9 @@ def attack_charts(run: AttackRun) -> dict[str, Markup]:
     """Matching cost against steps for every attacker of a run. Empty without curves."""
     if not run.curves:
         return {}
+    called = wording(curve.role for curve in run.curves)
     lines = [
-        Series(ROLES[curve.role].label, curve.steps, curve.median, curve.low, curve.high, curve.role)
+        Series(called[curve.role].label, curve.steps, curve.median, curve.low, curve.high, curve.role)
         for curve in run.curves
     ]
     return {
@@ -330,11 +340,11 @@ class Way:
 
 def on_the_way(run: AttackRun) -> list[Way]:
     """What was measured while an attack ran."""
-    found = []
+    found, called = [], wording(run.on_the_way)
     for name in dict.fromkeys(name for each in run.on_the_way.values() for name in each):
         noted = {role: each[name] for role, each in run.on_the_way.items() if name in each}
         marks = list(dict.fromkeys(mark for each in noted.values() for mark in each))
-        lines = [(ROLES[role].who, [_marked(each.get(mark), name) for mark in marks]) for role, each in noted.items()]
+        lines = [(called[role].who, [_marked(each.get(mark), name) for mark in marks]) for role, each in noted.items()]
         found.append(Way(METRICS[name].title if name in METRICS else name, marks, lines))
     return found
 
