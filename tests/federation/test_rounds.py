@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from fedveil.ledger.exposure import exposures
 from torch import Tensor
 
 from fedveil.clients.batch import ClientBatch, StepResult
@@ -24,9 +25,8 @@ from fedveil.federation.plan import Moment, Plan
 from fedveil.federation.run import Run, federate
 from fedveil.federation.schedule import batches, epoch_orders, sampled_clients
 from fedveil.federation.server import Server
-from fedveil.federation.settings import Federation, FederationSettings
+from fedveil.federation.settings import FederationSettings
 from fedveil.federation.steps import Group, Prepared
-from fedveil.ledger.exposure import exposures
 from fedveil.streams import Streams
 from fedveil.tasks.examples import ArrayExamples
 from fedveil.tasks.task import Task
