@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from fedveil.ledger.exposure import exposures
 from torch import Tensor
 
 from fedveil.clients.batch import ClientBatch, StepResult

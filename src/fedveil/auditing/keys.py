@@ -48,7 +48,7 @@ def content_key(stage: str, **parts: Any) -> str:
 def described(thing: Defense | Attack) -> list[Any]:
     """A declared thing: its class, what that class does by now, and all its fields."""
     kind: type[Any] = type(thing)
-    return [f"{kind.__module__}.{kind.__qualname__}", implementation(kind), field_values(thing)]
+    return [f"{kind.__module__}.{kind.__qualname__}", implementation(kind), field_values(thing)]  # type: ignore[arg-type]
 
 
 def described_chain(chain: Chain) -> list[Any]:
