@@ -64,7 +64,7 @@ def read(command: str, monkeypatch: pytest.MonkeyPatch) -> Config:
     program, *words = shlex.split(command)
     assert (program, words[0]) == ("fedveil", "audit")
     assert run(words) == 0, command
-    return Config.read("audit", given[0])
+    return Config.load("audit", given[0])
 
 
 def test_every_defense_has_one_section_and_no_other_has() -> None:
@@ -115,7 +115,7 @@ def test_the_opening_spells_one_chain_three_ways(monkeypatch: pytest.MonkeyPatch
     names = ["clip", "gaussian-noise"]
     typed = read(shell.strip(), monkeypatch)
     assert [each.name for each in typed.defense] == names
-    assert [each.name for each in Config.checked("audit", tomllib.loads(toml)).defense] == names
+    assert [each.name for each in Config.checked(tomllib.loads(toml)).defense] == names
     scope: dict[str, Any] = {}
     exec(compile(python, "defenses.md", "exec"), scope)
     assert tuple(scope["defense"]) == scope["chain"].defenses == typed.defense

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from fedveil.attacks.dlg import DLG
+from fedveil.auditing.experiment import TaskSettings
 from fedveil.auditing.settings import AuditSettings
-from fedveil.cli.config import Config, TaskSection
+from fedveil.cli.config import Config
 from fedveil.cli.options import SETTINGS, Given
 from fedveil.defenses.clip import Clip
 from fedveil.defenses.gradient_dropout import GradientDropout
@@ -22,13 +23,13 @@ def read(text: str, tmp_path: Path, command: str = "audit", **options: object) -
     path = tmp_path / "run.toml"
     path.write_text(text, encoding="utf-8")
     values = {name.replace("__", "."): value for name, value in options.items()}
-    return Config.read(command, Given(values, path, False))
+    return Config.load(command, Given(values, path, False))
 
 
 def test_every_field_is_an_option_and_every_option_a_field() -> None:
     fields = {f"federation.{field.name}" for field in dataclasses.fields(FederationSettings)}
     fields |= {f"audit.{field.name}" for field in dataclasses.fields(AuditSettings)}
-    fields |= {f"task.{name}" for name in TaskSection.model_fields}
+    fields |= {f"task.{name}" for name in TaskSettings.model_fields}
     fields |= {field.alias or name for name, field in Config.model_fields.items()}
     sections = {"task", "federation", "audit"}
     assert {setting.key for setting in SETTINGS} == fields - sections - {"command", "trains"}

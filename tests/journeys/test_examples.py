@@ -7,23 +7,22 @@ from pathlib import Path
 
 import pytest
 
-from fedveil.auditing.asked import Asked
-from fedveil.auditing.check import check
+from fedveil.auditing.requirements import check_experiment
 from fedveil.cli.config import Config
 from fedveil.cli.options import Given
+from fedveil.leakage.modalities import modality
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.toml")), ids=lambda path: path.name)
 def test_a_configuration_can_be_audited(path: Path) -> None:
-    config = Config.read("audit", Given({}, path, False))
-    task, attacks = config.build_task(), tuple(config.attack)
-    check(Asked(task, config.chain, attacks, config.federation, config.audit, train=config.trains))
+    config = Config.load("audit", Given({}, path, False))
+    check_experiment(config, config.build_task(), modality("pictures"))
 
 
 def test_the_demonstration_may_be_run_again() -> None:
-    config = Config.read("audit", Given({}, EXAMPLES / "demo.toml", False))
+    config = Config.load("audit", Given({}, EXAMPLES / "demo.toml", False))
     assert config.overwrite
     assert config.out == Path("fedveil-out/demo")
 
