@@ -154,7 +154,7 @@ class SignMechanism(Defense):
             inside = (sent >= size - blur) & (sent <= (1 + self.stretch) * (size + blur))
             width = self.stretch * size + 2 * blur
             chance = either(pair.sent * pair.given > 0, log_right, log_wrong)
-            moved = torch.where(pair.sent == 0, 0.0, chance + torch.log(sent.clamp_min(_TINY)) - torch.log(width))
+            moved = torch.where(pair.sent == 0, 0.0, chance + torch.log((sent / width).clamp_min(_TINY)))
             return torch.where(inside, moved, chance - IMPOSSIBLE)
 
         return summed(observed, given, law)
