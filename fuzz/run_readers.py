@@ -16,14 +16,17 @@ from unittest.mock import patch
 
 import safetensors.torch
 import torch
-from fedveil.auditing.kept import Found, kept
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 from torch import Tensor, nn
 
+from fedveil.attacks.finding import Finding, Links, Reconstruction
 from fedveil.attacks.inverting_gradients import InvertingGradients
-from fedveil.attacks.problem import Reconstruction
-from fedveil.auditing.captures import CaptureSetting, attack_captures, check_captures, examples_of, steps_alike
+from fedveil.attacks.iterates import Iterates
+from fedveil.auditing.attacking import _FindingForm
+from fedveil.auditing.capture_checks import CaptureSetting, check_captures, examples_of
+from fedveil.auditing.captures import attack
+from fedveil.auditing.store import ENTRY, Store, Wanted
 from fedveil.defenses.base import Call, Defense
 from fedveil.defenses.chain import Chain
 from fedveil.federation.capture import Capture, Truth
@@ -125,7 +128,7 @@ def _attackable() -> SearchStrategy[Files]:
 def _read_capture(folder: Path) -> object:
     """Read as `fedveil attack` does before it starts."""
     capture = Capture.load(folder / "capture.safetensors")
-    check_captures([capture], CaptureSetting(unroll=steps_alike(capture)))
+    check_captures([capture], CaptureSetting())
     assert examples_of(capture) >= 1
     return capture
 
@@ -136,12 +139,13 @@ def _attack_capture(folder: Path) -> object:
 
 
 def _attack(capture: Capture) -> object:
-    setting = CaptureSetting(unroll=steps_alike(capture))
-    check_captures([capture], setting)
+    check_captures([capture], CaptureSetting())
     if sum(capture.batch_sizes) > FEW or math.prod(capture.public.shape or ()) > FEW:
-        raise Refused  # too large to attack here
-    attack = InvertingGradients(steps=1, labels="recovered")
-    return attack_captures([capture], attack, setting=setting, backend="loop")
+        raise Refused  # it would take its time and memory, as it may
+    quick = InvertingGradients(steps=1, restarts=1, labels="recovered")
+    found = attack(capture, quick, backend="loop", progress=False)
+    assert found.result.verdict.status == "not judged"
+    return found
 
 
 def _truths() -> SearchStrategy[Files]:
@@ -203,44 +207,63 @@ def _read_checkpoint(folder: Path) -> object:
     return federate(_task(), CHAIN, SETTINGS, folder=folder, resume=True)
 
 
-# ---- attacks that were kept ----------------------------------------------------------------------------------
+# ---- findings that a store kept ------------------------------------------------------------------------------
+
+KEYS = {"rebuilt": "a" * 64, "linked": "b" * 64}
 
 
-def _key() -> str:
-    return "inverting-gradients"
-
-
-def _reconstruction() -> Reconstruction:
-    return Reconstruction(
+def _findings() -> dict[str, Finding]:
+    iterates = Iterates.empty(2, (2, 1, 1, 4, 4))
+    for step in range(2):
+        iterates.put(step, torch.rand(2, 1, 1, 4, 4))
+    rebuilt = Reconstruction(
         inputs=torch.rand(2, 1, 1, 4, 4),
         labels=torch.tensor([[0], [1]]),
         cost=torch.rand(2),
+        seconds=0.5,
         steps=[0, 5],
         costs=torch.rand(2, 2),
-        iterates=torch.rand(2, 2, 1, 1, 4, 4),
-        seconds=0.5,
+        iterates=iterates,
     )
+    return {"rebuilt": rebuilt, "linked": Links(torch.rand(2, 5), torch.ones(2, dtype=torch.bool), 0.5)}
 
 
-def _found() -> Found:
-    return {"naive": _reconstruction(), "noise-floor": _reconstruction()}
+def _kept(folder: Path, make: Callable[[list[str], Path | None], dict[str, Finding]]) -> dict[str, Finding]:
+    wanted = {name: Wanted(key, name) for name, key in KEYS.items()}
+    return Store(folder).keep_all("attack", wanted, _FindingForm(), make)
 
 
-def _kept_attacks() -> SearchStrategy[Files]:
-    content = written(lambda folder: kept(folder / "x", _key, False, _found), "x")
-    return named("attack.safetensors", safetensors_files(content))
+def _entries() -> SearchStrategy[Files]:
+    with tempfile.TemporaryDirectory() as place:
+        _kept(Path(place), lambda missing, unfinished: _findings())
+        found = {
+            str(path.relative_to(place)): path.read_bytes()
+            for path in Path(place).rglob("*")
+            if path.is_file() and not path.name.endswith(".lock")
+        }
+
+    def changed(name: str) -> SearchStrategy[Files]:
+        content = found[name]
+        forgeries = forged(content) if name.endswith(ENTRY) else damaged(content)
+        return forgeries.map(lambda made: {**found, name: made})
+
+    return st.sampled_from(sorted(found)).flatmap(changed)
 
 
-def _read_kept(folder: Path) -> object:
-    def run() -> Found:
+def _read_entries(folder: Path) -> object:
+    """What a store takes for a finding has the form of one. A damaged one is made again."""
+
+    def make(missing: list[str], unfinished: Path | None) -> dict[str, Finding]:
         raise Refused
 
-    found = kept(folder / "attack.safetensors", _key, True, run)
-    for role, outcome in found.items():
-        assert role in ("naive", "noise-floor"), f"made up a role: {role}"
-        victims, steps = len(outcome.inputs), len(outcome.steps)
-        assert outcome.iterates.shape == (steps, *outcome.inputs.shape)
-        assert outcome.costs.shape == (victims, steps)
+    found = _kept(folder, make)
+    for each in found.values():
+        if isinstance(each, Reconstruction):
+            assert each.labels.shape == each.inputs.shape[:2]
+            assert each.costs is None or each.costs.shape == (len(each.cost), len(each.steps))
+            assert all(step.shape == each.inputs.shape for step in each.iterates)
+        else:
+            assert each.scores.shape[:1] == each.exact.shape
     return found
 
 
@@ -323,7 +346,7 @@ RUN_READERS = (
     Reader("attacked capture", _attackable, _attack_capture, 800),
     Reader("truth", _truths, lambda folder: Truth.load(folder / "truth.safetensors"), 800),
     Reader("checkpoint", _checkpoints, _read_checkpoint, 1500),
-    Reader("kept attack", _kept_attacks, _read_kept, 1000),
+    Reader("kept finding", _entries, _read_entries, 1000),
     Reader("lpips weights", _weights, _read_weights, 800),
     Reader("lpips package", _packaged, _read_packaged, 800),
     Reader("reference cache", _references, _read_reference, 500),

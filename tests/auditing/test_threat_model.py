@@ -6,15 +6,23 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 from torch import nn
 
-import fedveil as fv
-from fedveil.auditing.threat_model import Attempted, assumptions, attacked_words, not_given, not_tried
-from fedveil.clients.batch import ClientBatch
-from fedveil.defenses.base import Defense
+from fedveil.auditing.threat_model import (
+    Attempted,
+    Situation,
+    assumptions,
+    attacked_words,
+    captured_in,
+    in_rounds,
+    not_given,
+    not_tried,
+    protocol_words,
+)
+from fedveil.defenses.base import Call, Defense
 from fedveil.defenses.chain import Chain
 from fedveil.fields import declared
+from fedveil.leakage.pictures import Pictures
 from fedveil.registry import attacks
 from fedveil.tree import Tree
 
@@ -23,9 +31,10 @@ LINKING = Attempted(("inverting-gradients", "link"), ("known",), candidates=100)
 KNOWN = "an attacker who knows the defense"
 
 
-def task(*layers: nn.Module) -> fv.Task:
+def situation(*layers: nn.Module, chain: Any = None, **changed: Any) -> Situation:
     model = nn.Sequential(nn.Flatten(), nn.Linear(4, 4), *layers, nn.Linear(4, 2))
-    return fv.Task(model=model, data=(torch.rand(20, 1, 2, 2), torch.arange(20) % 2), clients=2)
+    made = Situation(model, Chain.of(chain), updates=16, examples=1, rounds=(1,), trained_in=8)
+    return replace(made, **changed)
 
 
 @declared
@@ -34,14 +43,17 @@ class Silent(Defense):
 
     name = "test-silent"
 
-    def protect(self, update: Tree, batch: ClientBatch) -> Tree:
+    def protect(self, update: Tree, call: Call) -> Tree:
         return update
 
 
-def tried(
-    chain: Any = None, attempted: Attempted = IG, federation: fv.Federation | None = None, **audit: Any
-) -> list[str]:
-    return not_tried(Chain.of(chain), attempted, federation or fv.Federation(batch_size=8), fv.Audit(**audit))
+def tried(chain: Any = None, attempted: Attempted = IG, **changed: Any) -> list[str]:
+    return not_tried(situation(chain=chain, **changed), attempted)
+
+
+def supposed(attempted: Attempted = IG, *layers: nn.Module, **changed: Any) -> dict[str, tuple[str, str]]:
+    found = assumptions(situation(*layers, **changed), attempted)
+    return {each.switch: (each.setting, each.words) for each in found}
 
 
 def test_every_attack_that_was_left_out_is_named() -> None:
@@ -67,9 +79,10 @@ def test_a_missing_attacker_who_knows_the_defense_is_named_first(chain: Any, att
 
 def test_whole_batches_are_named_where_single_examples_were_attacked() -> None:
     assert any("whole batches of 8" in line for line in tried())
-    assert not any("whole batches" in line for line in tried(batch_size=8))
-    assert not any("whole batches" in line for line in tried(federation=fv.Federation(batch_size=1)))
-    assert not any("whole batches" in line for line in tried(federation=fv.Federation(protocol="fedavg")))
+    assert "batches of 8, which leak less" in supposed()["attacked update"][1]
+    for changed in ({"examples": 8}, {"trained_in": 1}, {"trained_in": None}):
+        assert not any("whole batches" in line for line in tried(**changed))
+        assert "leak less" not in supposed(**changed)["attacked update"][1]
 
 
 def test_what_no_attack_of_ours_does_is_always_named() -> None:
@@ -80,32 +93,72 @@ def test_what_no_attack_of_ours_does_is_always_named() -> None:
 
 def test_statistics_of_the_batch_are_withheld_where_there_are_any() -> None:
     statistics = "the statistics of the victim's batch"
-    assert statistics in not_given(task(nn.BatchNorm1d(4)), IG)
-    assert statistics not in not_given(task(), IG)
-    assert "the random numbers that the defense drew" in not_given(task(), IG)
+    assert statistics in not_given(situation(nn.BatchNorm1d(4)).model, IG)
+    assert statistics not in not_given(situation().model, IG)
+    assert "the random numbers that the defense drew" in not_given(situation().model, IG)
+    assert supposed(IG, nn.BatchNorm1d(4))["batch-norm statistics"][0] == "not known"
+    assert supposed()["batch-norm statistics"][0] == "none in this model"
+
+
+def test_dropout_is_named_where_there_is_any() -> None:
+    assert supposed(IG, nn.Dropout(0.5))["dropout masks"][0] == "not known"
+    assert "dropout masks" not in supposed(IG, nn.Dropout(0.0))
 
 
 def test_who_links_is_given_the_original_and_that_is_said() -> None:
-    assert not_given(task(), IG)[0] == "the clients' data, or any part of it"
-    assert "who links updates has the examples behind them" in not_given(task(), LINKING)[0]
-
-    def switches(attempted: Attempted) -> dict[str, str]:
-        found = assumptions(task(), Chain.of("clip"), attempted, fv.Federation(), fv.Audit())
-        return {each.switch: each.setting for each in found}
-
-    assert switches(LINKING)["known candidates"] == "100 for each update"
-    assert "known candidates" not in switches(IG)
-    assert switches(IG)["labels"] == "known"
-    assert "labels" not in switches(replace(LINKING, labels=()))
+    model = situation().model
+    assert not_given(model, IG)[0] == "the clients' data, or any part of it"
+    assert "who links updates has the examples behind them" in not_given(model, LINKING)[0]
+    assert supposed(LINKING)["known candidates"][0] == "100 for each update"
+    assert "known candidates" not in supposed()
+    assert supposed()["labels"][0] == "known"
+    assert "labels" not in supposed(replace(LINKING, labels=()))
 
 
-def test_what_was_attacked() -> None:
-    own, federation = task(), fv.Federation()
-    assert attacked_words(own, federation, fv.Audit(victims=16)) == (
-        "16 updates of one image each, at the model as it was given"
+def test_local_steps_are_named_where_there_are_any() -> None:
+    assert "local steps" not in supposed()
+    assert "repeats the local steps" in supposed(local_steps="unrolled")["local steps"][1]
+    assert "one gradient" in supposed(local_steps="pseudo-gradient")["local steps"][1]
+
+
+@pytest.mark.parametrize(
+    ("changed", "setting", "words"),
+    [
+        ({}, "none", "There is no defense to know."),
+        ({"stated": False}, "none", "Whether there is a defense is not known"),
+        ({"chain": "clip"}, "without and with", "The adaptive attacker knows the defense and its settings"),
+        ({"chain": "clip", "attackers": "naive"}, "without", "The naive attacker"),
+        ({"chain": Silent()}, "without and with", "test-silent does not say what knowing it tells"),
+    ],
+    ids=str,
+)
+def test_what_is_known_of_the_defense(changed: dict[str, Any], setting: str, words: str) -> None:
+    found = supposed(**changed)["knowledge of the defense"]
+    assert found[0] == setting
+    assert words in found[1]
+
+
+def test_what_was_attacked_in_an_audit() -> None:
+    words = Pictures.words
+    assert attacked_words(16, 1, words) == "16 updates of one image each"
+    assert attacked_words(1, 4, words, local_epochs=2) == "one update of 4 images (2 local epochs)"
+    assert in_rounds([1], untrained=True) == "at the untrained model"
+    assert in_rounds([1, 3], untrained=False) == (
+        "in each of 2 rounds: at the model as it was given and at the start of round 3"
     )
-    many = fv.Audit(victims=1, batch_size=4, rounds=(1, 3))
-    assert attacked_words(own, replace(federation, protocol="fedavg", local_epochs=2), many) == (
-        "one update of 4 images (2 local epochs), in each of 2 rounds: at the model as it was given and at the start "
-        "of round 3"
+    assert protocol_words("fedavg", 4, 8, 2) == "FedAvg, 4 clients, batch 8, 2 local epochs"
+    assert "Round 1 attacks the model before training." in supposed()["attacked update"][1]
+
+
+def test_what_was_captured() -> None:
+    assert captured_in([(3, 0), (1, 0), (3, 0)]) == "captured in rounds 1, 3 of client 0"
+    assert captured_in([(number, number) for number in range(1, 9)]) == (
+        "captured in rounds 1, 2, 3, 4, 5, … of 8 clients"
     )
+    setting, words = supposed(captured="weights after 4 local steps", updates=2, examples=3)["captured update"]
+    assert setting == "3 examples, round 1"
+    assert words == (
+        "The attacker has 2 captured updates. By what the capture says of itself, they are weights after 4 local "
+        "steps, of 3 examples each."
+    )
+    assert "attacked update" not in supposed(captured="gradients")

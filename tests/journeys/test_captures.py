@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -72,17 +73,26 @@ def test_an_attack_that_was_stopped_while_it_saved_is_made_again(
     assert json.loads((tmp_path / "stopped/attack.json").read_text(encoding="utf-8"))["captures"]
 
 
-def test_captures_with_truths_are_scored(fedveil: Fedveil, trained: Path, tmp_path: Path) -> None:
-    said = fedveil("attack", "run/captures", "--truths", "run/truths", *QUICK, "--out", "attacked")
+def test_captures_with_truths_and_others_are_judged(fedveil: Fedveil, trained: Path, tmp_path: Path) -> None:
+    given = ("attack", "run/captures", "--truths", "run/truths", "--data", "digits", *QUICK)
+    said = fedveil(*given, "--out", "attacked")
     assert said.code == 0, said.err
     assert "\ninverting-gradients\n" in said.out
     assert "\n  defended, adaptive attacker" in said.out
-    assert "among 4." in said.out
+    assert "linked (%)" in said.out
+    assert "out of 100" in said.out
+    assert "\nThe report is attacked/report.html\nResult: " in said.out
+    result = json.loads((tmp_path / "attacked/result.json").read_text(encoding="utf-8"))
+    assert result["attacked"] == "2 updates of 2 images each, captured in round 1 of 2 clients"
+    assert "undefended (ceiling)" not in said.out
+    assert f"Result: {result['verdict']['status']}" in said.out
+    assert "captured gradients" in (tmp_path / "attacked/report.html").read_text(encoding="utf-8")
     pictures = [name for name in files(tmp_path / "attacked") if name.endswith(".png")]
     assert len(pictures) == 4 * 4  # images by original, naive, adaptive and floor
     assert Image.open(tmp_path / "attacked" / pictures[0]).size == (8, 8)
     tensors = safetensors.numpy.load_file(tmp_path / "attacked/reconstructions.safetensors")
     assert tensors["adaptive"].shape == tensors["original"].shape == (2, 2, 1, 8, 8)
+    assert tensors["adaptive.labels"].shape == (2, 2)
     assert np.isfinite(tensors["adaptive"]).all()
     refused(fedveil("attack", "run/captures", *QUICK, "--out", "attacked"), "holds an earlier attack", "--overwrite")
     refused(fedveil("attack", "run/captures", *QUICK, "--out", "run"), "not empty")
@@ -90,21 +100,60 @@ def test_captures_with_truths_are_scored(fedveil: Fedveil, trained: Path, tmp_pa
     one = "round-0001-client-0001.safetensors"
     said = fedveil(
         *("attack", f"run/captures/{one}", "--truth", f"run/truths/{one}", *QUICK, "--data", "digits", "--json"),
-        *("--defense", "none", "--out", "attacked", "--overwrite"),
+        *("--defense", "none", "--no-link", "--out", "attacked", "--overwrite"),
     )
     summary = json.loads(said.out)
     assert summary["candidates"] == 100
-    assert [row["role"] for row in summary["rows"]] == ["ceiling", "noise-floor"]
+    assert [row["role"] for row in summary["rows"]] == ["naive", "noise-floor", "mean-floor"]
     assert summary["rows"][0]["metrics"]["psnr"]["count"] == 2
+    assert summary["status"] in summary["answers"][0]["status"]
+    assert summary["median_cost"].keys() == {"inverting-gradients, naive", "inverting-gradients, noise-floor"}
 
 
-def test_without_truths_nothing_is_scored_and_it_says_so(fedveil: Fedveil, trained: Path, tmp_path: Path) -> None:
+def test_the_command_in_the_report_does_it_again(fedveil: Fedveil, trained: Path, tmp_path: Path) -> None:
+    given = ("attack", "run/captures", "--truths", "run/truths", "--data", "digits", "--classes", "10", "--no-link")
+    assert fedveil(*given, *QUICK, "--seed", "1", "--store", "kept", "--out", "first").code == 0
+    first = json.loads((tmp_path / "first/result.json").read_text(encoding="utf-8"))
+    command = shlex.split(first["provenance"]["command"])
+    assert command[0] == "fedveil"
+    assert fedveil(*command[1:], "--quiet", "--store", "none", "--out", "again").code == 0
+    again = json.loads((tmp_path / "again/result.json").read_text(encoding="utf-8"))
+    assert again["rows"] == first["rows"]
+    assert {path.name for path in (tmp_path / "kept").iterdir()} == {"attack", "score"}
+
+
+def test_the_analytic_attack_exposes_single_examples(fedveil: Fedveil, tmp_path: Path) -> None:
+    wide = ("--data", "digits", "--model", "mlp:hidden=[64]", "--limit", "120", "--clients", "8")
+    recorded = ("--rounds", "1", "--batch-size", "1", "--record-rounds", "1", "--quiet", "--out", "run")
+    assert fedveil("train", *wide, *recorded).code == 0
+    said = fedveil(
+        *("attack", "run/captures", "--truths", "run/truths", "--data", "digits", "--attack", "analytic"),
+        *("--json", "--out", "attacked"),
+    )
+    assert said.code == 0, said.err
+    found = json.loads(said.out)
+    assert {each["question"]: each["status"] for each in found["answers"]} == {
+        "reconstruct": "exposed",
+        "link": "exposed",
+        "member": "not judged",
+    }
+    assert found["rows"][0]["metrics"]["psnr"]["low"] >= 80
+
+
+def test_without_truths_nothing_is_judged_and_it_says_so(fedveil: Fedveil, trained: Path, tmp_path: Path) -> None:
     said = fedveil("attack", "run/captures", "--attack", "inverting-gradients:steps=3")
     assert said.code == 0, said.err
     assert "the labels are read off the update" in said.err
-    assert "Nothing can be scored without the truth" in said.out
+    assert "attack loss" in said.out
+    assert "Result: not judged. It is not known which images were behind the updates." in said.out
+    assert "Next: Give what was behind each update (`truth`)" in said.out
     assert "Reconstructions are in fedveil-out/attack-1" in said.out
     assert (tmp_path / "fedveil-out/attack-1/reconstructions.safetensors").is_file()
+    assert (tmp_path / "fedveil-out/attack-1/report.html").is_file()
+    assert fedveil("report", "fedveil-out/attack-1", "--path", "again.html").code == 0
+    with_truths = fedveil("attack", "run/captures", "--truths", "run/truths", *QUICK, "--out", "alone")
+    assert "Result: not judged. There were no other images to tell the right ones from." in with_truths.out
+    assert "PSNR" in with_truths.out
 
 
 def test_a_capture_from_elsewhere_needs_its_model_named(fedveil: Fedveil, tmp_path: Path) -> None:
@@ -155,7 +204,7 @@ def test_what_cannot_be_attacked_is_refused(fedveil: Fedveil, trained: Path, tmp
     refused(fedveil("attack", one, "--model", "lenet", *out), "does not fit the model")
     refused(fedveil("attack", one, "--labels", "idlg", *out), "label of a single example, and this update is of 2")
     refused(fedveil("attack", one, "--model", "bert", *out), "bert takes text")
-    refused(fedveil("attack", one, "--shape", "64,1,1", *out), "of 1 channels, but an input's shape is [64, 1, 1]")
+    refused(fedveil("attack", one, "--shape", "64,1,1", *out), "of 1 channels, an input's shape is (64, 1, 1)")
     refused(fedveil("attack", one, "--classes", "5", *out), "3.weight is (10, 16) in the update and (5, 16)")
     refused(fedveil("attack", one, "--defense", "nonsense", *out), "unknown defense 'nonsense'")
     refused(fedveil("attack", "run/model.safetensors", *out), "run/model.safetensors is not a fedveil capture")
@@ -163,11 +212,12 @@ def test_what_cannot_be_attacked_is_refused(fedveil: Fedveil, trained: Path, tmp
     (tmp_path / "empty").mkdir()
     refused(fedveil("attack", "empty", *out), "empty holds no capture")
     refused(fedveil("attack", one, "--truths", "empty", *out), "there is no fedveil truth at empty/")
-    pictures = torch.rand(2, 1, 8, 8)
+    pictures = torch.rand(2, 1, 8, 8) / 10
     for truth, words in (
         (Truth(pictures[:, :, :4], torch.zeros(2).long(), pictures[:, :, :4]), "images of shape (1, 4, 8)"),
         (Truth(pictures, torch.tensor([0, 10]), pictures), "labels must be between 0 and 9"),
         (Truth(pictures, torch.zeros(2), pictures), "labels must be whole numbers"),
+        (Truth(90 * pictures, torch.zeros(2).long(), pictures), "say how the inputs were normalized"),
         (Truth(pictures[:1], torch.tensor([0]), pictures[:1]), "a truth holds 1 examples, its capture is of 2"),
         (Truth(pictures.byte(), torch.zeros(2).long(), pictures.byte()), "not torch.uint8"),
         (Truth({"a": pictures}, torch.zeros(2).long(), {"a": pictures}), "only images can be scored"),

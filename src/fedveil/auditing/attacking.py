@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fedveil.attacks.base import Attack
@@ -215,16 +216,40 @@ class _FindingForm:
         """The same again."""
         tensors, seconds = entry.tensors, float(entry.facts["seconds"])
         if "scores" in tensors:
-            return Links(tensors["scores"], tensors["exact"], seconds)
-        return Reconstruction(
-            inputs=tensors["inputs"],
-            labels=tensors["labels"],
-            cost=tensors["cost"],
-            seconds=seconds,
-            steps=[int(step) for step in entry.facts["steps"]],
-            costs=tensors.get("costs"),
-            iterates=Iterates.load(entry.files[ITERATES]) if ITERATES in entry.files else (),
+            return _linking(Links(tensors["scores"], tensors["exact"], seconds))
+        return _consistent(
+            Reconstruction(
+                inputs=tensors["inputs"],
+                labels=tensors["labels"],
+                cost=tensors["cost"],
+                seconds=seconds,
+                steps=[int(step) for step in entry.facts["steps"]],
+                costs=tensors.get("costs"),
+                iterates=Iterates.load(entry.files[ITERATES]) if ITERATES in entry.files else (),
+            )
         )
+
+
+def _linking(found: Links) -> Links:
+    """Refuse what cannot be a finding: the store then has it made again."""
+    if found.scores.dim() != 2 or found.exact.shape != found.scores.shape[:1] or found.exact.dtype != torch.bool:
+        raise ValueError("scores of another form")
+    return found
+
+
+def _consistent(found: Reconstruction) -> Reconstruction:
+    """The same for reconstructions."""
+    batches, steps = found.inputs.shape[:2], len(found.steps)
+    fits = [
+        found.inputs.dim() > 2 and found.inputs.is_floating_point(),
+        found.labels.shape == batches and not found.labels.is_floating_point(),
+        found.cost.shape == batches[:1],
+        found.costs is None or found.costs.shape == (batches[0], steps),
+        not found.iterates or (len(found.iterates) == steps and found.iterates[0].shape == found.inputs.shape),
+    ]
+    if not all(fits):
+        raise ValueError("tensors that do not belong together")
+    return found
 
 
 # ---- score -------------------------------------------------------------------------------------------------

@@ -135,7 +135,12 @@ def _own(inputs: Tensor, labels: Tensor, known: Attackable, loss: Loss) -> Task:
     normalization = _stated(known.normalization)
     normalized = inputs.is_floating_point() and normalization is not None
     both = ((inputs, labels), (inputs, labels))
-    return Task(known.model, both, loss, clients=1, normalization=normalization, normalized=normalized)
+    if tuple(inputs.shape[1:]) != known.shape:
+        raise FedveilError(f"data holds images of shape {tuple(inputs.shape[1:])}, the captures of {known.shape}")
+    try:
+        return Task(known.model, both, loss, clients=1, normalization=normalization, normalized=normalized)
+    except FedveilError as error:
+        raise FedveilError(f"data must be inputs as the model takes them, with their labels: {error}") from None
 
 
 def _check_normalization(given: Task, known: Attackable) -> None:

@@ -154,7 +154,7 @@ class Store:
             with suppress(OSError):
                 os.utime(place / ENTRY)
             return result
-        except (FedveilError, OSError, ValueError, KeyError, TypeError):
+        except (FedveilError, OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
             shutil.rmtree(place, ignore_errors=True)
             return None
 
