@@ -10,10 +10,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fedveil.attacks.base import Attack
+from fedveil.attacks.base import Attack, Work
 from fedveil.attacks.finding import Links, Question
 from fedveil.attacks.replay import Replay
 from fedveil.attacks.scene import Scene
+from fedveil.clients.choose import gradient_seconds
 from fedveil.defenses.base import step_weight, trusting
 from fedveil.defenses.likelihood import Reading, closeness, informed_reading, reading, similarity, step_gradient
 from fedveil.defenses.updates import as_gradient
@@ -22,6 +23,9 @@ from fedveil.fields import declared
 from fedveil.registry import attacks
 from fedveil.tasks.inputs import map_inputs, take
 from fedveil.tree import Tree
+
+
+AT_ONCE = 4  # victims of a piece, which has a model of its own
 
 
 @attacks.register("link")
@@ -37,6 +41,18 @@ class LinkTest(Attack):
     question: ClassVar[Question] = "link"
     needs: ClassVar[frozenset[str]] = frozenset({"candidates"})
     revision: ClassVar[int] = 1
+
+    def estimate(self, scene: Scene) -> Work:
+        """A step for every candidate; replaying a defense takes longer than is told here."""
+        if scene.candidates is None:
+            return Work()
+        count = scene.count * scene.candidates.count
+        sample = map_inputs(lambda tensor: tensor[0, 0], scene.candidates.inputs), scene.candidates.labels[0, 0]
+        return Work(count, gradient_seconds(scene.public.model, sample, count * scene.updates.steps))
+
+    def pieces(self, scene: Scene) -> list[Scene]:
+        """A victim is compared with its own candidates alone: any few of them can be a piece."""
+        return [scene.rows(slice(start, start + AT_ONCE)) for start in range(0, scene.count, AT_ONCE)]
 
     def run(self, scene: Scene, fitted: Any = None) -> Links:
         """The score of every candidate of every victim."""

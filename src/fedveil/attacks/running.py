@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -10,6 +10,7 @@ from fedveil.attacks.base import Attack
 from fedveil.attacks.finding import Finding, Links, Reconstruction
 from fedveil.attacks.notes import Counter
 from fedveil.attacks.scene import Scene, Workbench
+from fedveil.progress import Report
 from fedveil.workers import tick
 
 Name = TypeVar("Name")
@@ -47,7 +48,7 @@ def joined(findings: list[Finding]) -> Finding:
 
 
 def _told(scene: Scene, counter: Counter) -> Scene:
-    return replace(scene, bench=replace(scene.bench, workers=None, report=lambda done, total: counter.add()))
+    return replace(scene, bench=replace(scene.bench, workers=None, report=each_step(counter.add)))
 
 
 def _alone(scene: Scene) -> Scene:
@@ -57,5 +58,17 @@ def _alone(scene: Scene) -> Scene:
 
 def _work(job: tuple[Attack, Scene, Any]) -> Finding:
     attack, scene, fitted = job
-    own = replace(scene, bench=replace(scene.bench, report=lambda done, total: tick()))
-    return attack.run(own, fitted)
+    return attack.run(replace(scene, bench=replace(scene.bench, report=each_step(tick))), fitted)
+
+
+def each_step(call: Callable[[], None]) -> Report:
+    """A report that calls once for every step, however many steps it is told of at a time."""
+    seen = 0
+
+    def report(done: int, total: int) -> None:
+        nonlocal seen
+        for _ in range(done - seen):
+            call()
+        seen = max(seen, done)
+
+    return report

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from fedveil.attacks.problem import Problem
 from fedveil.attacks.recipe import Recipe
-from fedveil.clients.choose import COMPILE_SECONDS, COMPILED_SAVES, counted_operations
+from fedveil.clients.choose import COMPILE_SECONDS, COMPILED_SAVES, Speed, counted_operations, estimated_seconds
 from fedveil.tree import size_in_bytes
 
 MOST_VICTIMS = 32  # stacked at a time
@@ -18,8 +18,7 @@ MOST_BYTES = 64 * 2**20
 # Measured on one core with a small convolutional net: an evaluation of the objective, which differentiates the model
 # twice, costs about eight forward passes.
 PASSES = 8
-OPERATIONS_PER_SECOND = 8e9
-CALL_SECONDS = 2e-3
+SPEED = Speed(8e9, 2e-3)
 # Chunks of victims that compiled code usually serves: an audit attacks the same victims in four roles.
 SERVED = 4
 
@@ -55,7 +54,7 @@ def attack_seconds(problem: Problem, recipe: Recipe, chunk: int | None = None) -
 def chunk_seconds(problem: Problem, recipe: Recipe, chunk: int) -> float:
     """Estimated seconds for one chunk of victims, uncompiled, on one core."""
     operations = chunk * PASSES * forward_operations(problem)
-    return recipe.evaluations * (CALL_SECONDS + operations / OPERATIONS_PER_SECOND)
+    return estimated_seconds(operations, recipe.evaluations, SPEED)
 
 
 def forward_operations(problem: Problem) -> int:
