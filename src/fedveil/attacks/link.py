@@ -24,7 +24,6 @@ from fedveil.registry import attacks
 from fedveil.tasks.inputs import map_inputs, take
 from fedveil.tree import Tree
 
-
 AT_ONCE = 4  # victims of a piece, which has a model of its own
 
 
