@@ -6,8 +6,7 @@ import runpy
 from pathlib import Path
 
 import pytest
-from fedveil.auditing.asked import Asked
-from fedveil.auditing.check import check
+
 from fedveil.auditing.requirements import check_experiment
 from fedveil.cli.config import Config
 from fedveil.cli.options import Given
