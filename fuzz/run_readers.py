@@ -120,8 +120,9 @@ def _captures() -> SearchStrategy[Files]:
 
 
 def _attackable() -> SearchStrategy[Files]:
-    for capture in _captured():  # what an attack loads in its first run must not count against a file
-        _attack(capture)
+    with tempfile.TemporaryDirectory() as folder:
+        for capture in _captured():  # what an attack loads in its first run must not count against a file
+            _attack(capture, Path(folder))
     return _captures()
 
 
@@ -135,15 +136,15 @@ def _read_capture(folder: Path) -> object:
 
 def _attack_capture(folder: Path) -> object:
     """Whatever is accepted as a capture must be attackable."""
-    return _attack(Capture.load(folder / "capture.safetensors"))
+    return _attack(Capture.load(folder / "capture.safetensors"), folder)
 
 
-def _attack(capture: Capture) -> object:
+def _attack(capture: Capture, folder: Path) -> object:
     check_captures([capture], CaptureSetting())
     if sum(capture.batch_sizes) > FEW or math.prod(capture.public.shape or ()) > FEW:
         raise Refused  # it would take its time and memory, as it may
     quick = InvertingGradients(steps=1, restarts=1, labels="recovered")
-    found = attack(capture, quick, backend="loop", progress=False)
+    found = attack(capture, quick, backend="loop", store=folder / "store", progress=False)
     assert found.result.verdict.status == "not judged"
     return found
 
@@ -204,7 +205,7 @@ def _checkpoints() -> SearchStrategy[Files]:
 
 def _read_checkpoint(folder: Path) -> object:
     """Resume the run: whatever is accepted as a checkpoint must do for its last round."""
-    return federate(_task(), CHAIN, SETTINGS, folder=folder, resume=True)
+    return federate(_task(), CHAIN, SETTINGS, backend="loop", folder=folder, resume=True)
 
 
 # ---- findings that a store kept ------------------------------------------------------------------------------
