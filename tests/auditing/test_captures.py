@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -320,6 +320,37 @@ def test_attacks_that_learn_get_half_of_the_others(model: nn.Module, batches: li
     assert torch.allclose(guess.inputs[0, 0], others[0][1::2].mean(0), atol=1e-6)  # type: ignore[union-attr]
     with pytest.raises(FedveilError, match="test-learning cannot be run: there are no auxiliary data"):
         fv.attack(captures, Learning(), model=model, settings=replace(QUICK, link=False))
+
+
+@declared
+class Shown(Attack):
+    """Remembers what it was shown, and picks the first candidate."""
+
+    name = "test-shown"
+    question = "link"
+    needs = frozenset({"candidates"})  # type: ignore[assignment]
+    scenes: ClassVar[list[Scene]] = []
+
+    def run(self, scene: Scene, fitted: Any = None) -> Links:
+        self.scenes.append(scene)
+        assert scene.candidates is not None
+        scores = torch.zeros(scene.count, scene.candidates.count)
+        scores[:, 0] = 1
+        return Links(scores, torch.zeros(scene.count, dtype=torch.bool), 0.0)
+
+
+@pytest.mark.parametrize("defense, one", [("dp-sgd:noise_multiplier=1,clip=1", True), ("clip", False)])
+def test_candidates_fit_what_the_guarantee_protects(model: nn.Module, others: Batch, defense: str, one: bool) -> None:
+    """Where one example is protected, the rest of its batch counts as known."""
+    batch = pixels(0, 2)
+    captures = guarded(model, [batch], None)
+    Shown.scenes.clear()
+    fv.attack(captures, Shown(), model=model, truth=batch, data=others, settings=QUICK, defense=defense)
+    assert Shown.scenes[0].candidates is not None
+    inputs = Shown.scenes[0].candidates.inputs
+    assert isinstance(inputs, Tensor)
+    assert bool((inputs[0, :, 1] == batch[0][1]).all()) is one
+    assert len(inputs[0, :, 0].unique(dim=0)) == 100
 
 
 # ---- what is kept ----------------------------------------------------------------------------------------------

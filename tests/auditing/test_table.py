@@ -12,7 +12,7 @@ import pytest
 
 from fedveil.auditing.audit_result import AuditResult, LeakageTable
 from fedveil.auditing.result import TOGETHER, Cost, DefenseCard, Estimate, Images, Provenance, Result, Row, Verdict
-from fedveil.auditing.roles import Role
+from fedveil.auditing.roles import Role, wording
 from fedveil.auditing.table import as_csv, as_html, as_text
 from fedveil.errors import FedveilError
 from fedveil.leakage.modalities import modality
@@ -186,3 +186,9 @@ def test_a_frame_needs_pandas(monkeypatch: pytest.MonkeyPatch) -> None:
     keys, columns = outcome(ROWS).frame()
     assert len(keys) == len(ROWS) * 5
     assert set(keys) == {columns}
+
+
+def test_who_takes_updates_as_they_are_is_not_called_defended_where_nobody_knows_of_a_defense() -> None:
+    assert wording(["naive", "noise-floor"])["naive"].title == "updates as they are"
+    for present in (["ceiling", "naive"], ["naive", "adaptive"]):
+        assert wording(present)["naive"].title == "defended, naive attacker"  # type: ignore[arg-type]

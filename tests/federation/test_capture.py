@@ -75,6 +75,15 @@ def test_round_trip(tmp_path: Path) -> None:
     assert Capture.load(tmp_path / "two").buffers is None
 
 
+def test_the_hash_of_a_capture_is_the_one_that_its_file_carries(tmp_path: Path) -> None:
+    made = a_capture()
+    made.save(tmp_path / "one")
+    with safetensors.safe_open(tmp_path / "one", framework="pt") as file:
+        assert json.loads(file.metadata()["fedveil"])["sha256"] == made.content
+    assert Capture.load(tmp_path / "one").content == made.content
+    assert replace(made, client=4).content != made.content
+
+
 def test_the_order_of_the_tensors_is_kept(tmp_path: Path) -> None:
     row = {name: torch.ones(size) for size, name in enumerate(("z", "a", "m", "b"), 1)}
     a_capture(before=row, shared=row).save(tmp_path / "one")
