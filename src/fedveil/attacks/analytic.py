@@ -25,6 +25,7 @@ from fedveil.tasks.layout import Layout
 REPRODUCED = 0.03  # share of an input's own gradient that may lie outside the span of the update's: rounding, no more
 UNSTEADY = 2  # units whose input is so near to zero that rounding may switch them: they are not counted
 ALIKE = 0.25  # two solutions that differ by less, in parts of their norm, are one input
+FINEST = 1e-13  # relative noise that the solution itself adds in double precision
 MOST_ROWS = 128  # rows that are tried as inputs themselves
 
 
@@ -201,7 +202,8 @@ class _Solver:
 
     def solve(self, rows: Tensor, trust: Tensor, labels: Tensor | None, target: Mapping[str, Tensor]) -> Solution:
         """The batch behind gradient rows (n, d + 1)."""
-        size, precision = self.scene.batch_size, torch.finfo(self.scene.like.dtype).eps
+        size = self.scene.batch_size
+        precision = max(torch.finfo(self.scene.like.dtype).eps, FINEST)
         trust = torch.where(torch.isfinite(rows), trust, 0.0)
         rows = torch.where(trust > 0, rows, 0.0)
         mixture = _mixture(rows, trust)
