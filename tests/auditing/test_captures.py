@@ -104,8 +104,9 @@ def test_an_undefended_loop_is_exposed(model: nn.Module, batches: list[Batch], o
     said = told(result, tmp_path)
     assert "updates as they are *" in said
     assert "Takes updates as they are" in said
-    for word in ("ceiling", "defended, naive", "Does not know the defense", "Undefended:", "not tried</dd>"):
-        assert word not in said, word
+    for words in ("ceiling", "defended, naive", "Undefended:", "not know the defense", "knows the defense"):
+        assert words not in said, words
+    assert "under the defense" not in said
     assert found.provenance.hashes.keys() == {"captures", "data"}
     assert [each["sha256"] for each in found.provenance.config["captures"]] == [
         capture.content for capture in guarded(model, batches)
@@ -160,6 +161,7 @@ def test_a_defense_is_known_from_the_capture_or_stated(
     assert unknown.leakage["naive", "psnr"] == result.leakage["naive", "psnr"]
     settings = {each.switch: each.words for each in unknown.result.assumptions}
     assert "is not known" in settings["knowledge of the defense"]
+    assert unknown.result.defense.name == "none stated"
     denied = fv.attack(captures, "analytic", defense="none", **given)
     assert (
         "no defense to know"
@@ -224,6 +226,26 @@ def test_captures_of_a_task_carry_all_that_is_needed(tmp_path: Path) -> None:
     assert by_name.result.verdict.status == result.result.verdict.status
 
 
+def test_inputs_are_normalized_as_is_said_or_as_the_task_says(model: nn.Module) -> None:
+    task = fv.task("digits", model=model)
+    x, y = task.train.batch(range(4))
+    assert isinstance(x, Tensor)
+    normalized = [(x[k : k + 1], y[k : k + 1]) for k in range(4)]
+    captures = guarded(model, normalized)
+    with pytest.raises(FedveilError, match="instead of 0 to 1: say how the inputs were normalized"):
+        fv.attack(captures, "analytic", model=model, truth=normalized)
+    given: list[dict[str, Any]] = [{"data": task}, {"data": "digits", "normalization": task.normalization}]
+    found = [
+        fv.attack(captures, "analytic", model=model, truth=normalized, settings=QUICK, **each).leakage for each in given
+    ]
+    assert found[0]["naive", "identified"].mean == found[1]["naive", "identified"].mean == 1
+    plain = [pixels(k, 1) for k in range(4)]
+    taken = fv.attack(guarded(model, plain), "analytic", model=model, truth=plain, data="digits", settings=QUICK)
+    for metric in ("psnr_pixel", "ssim"):  # the data set's images went through the same as the truth
+        means = [each["mean-floor", metric].mean for each in (*found, taken.leakage)]
+        assert means == pytest.approx([means[0]] * 3, rel=1e-3)
+
+
 # ---- where something is missing ----------------------------------------------------------------------------------
 
 
@@ -242,6 +264,8 @@ def test_without_the_truth_nothing_is_judged_and_it_says_so(
         ("naive", ["attack_loss"]),
         ("noise-floor", ["attack_loss"]),
     ]
+    run = result.result.attacks[0]
+    assert (run.victims, run.batch_size, run.label_recovery) == (8, 1, None)
     assert "updates as they are" in str(result.leakage)
     assert "[" in str(result.leakage).splitlines()[2]  # the matching cost, with its interval
     settings = {each.switch: each.setting for each in result.result.assumptions}
@@ -251,6 +275,9 @@ def test_without_the_truth_nothing_is_judged_and_it_says_so(
     assert (result.images.originals.shape, len(result.images.labels)) == ((0, 1, 8, 8), 0)
     said = told(result, tmp_path)
     assert said.count("<img ") >= 16  # of eight updates, what was made of each and of noise
+    assert "What the attack made of 8 images that are not known here" in said
+    for words in ("leaks most", "most leaked", "labels were given", "No reconstructions to show for", "chance"):
+        assert words not in said, words
     again, images = load_result(result.save(tmp_path / "saved"))
     assert (again.verdict, again.rows) == (verdict, result.result.rows)
     assert images.reconstructions.keys() == {(SHORT.name, "naive"), (SHORT.name, "noise-floor")}

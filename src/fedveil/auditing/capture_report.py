@@ -109,7 +109,8 @@ def described(shop: CaptureShop, promised: Statement, among: int) -> dict[str, A
 
 def _card(shop: CaptureShop, promised: Statement) -> DefenseCard:
     card = defense_card(shop.known.chain, promised)
-    return card if shop.known.stated else card.model_copy(update={"summary": NO_DEFENSE, "weaknesses": []})
+    unknown = {"name": "none stated", "summary": NO_DEFENSE, "weaknesses": []}
+    return card if shop.known.stated else card.model_copy(update=unknown)
 
 
 def configuration(shop: CaptureShop) -> dict[str, Any]:

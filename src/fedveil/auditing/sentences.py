@@ -113,7 +113,7 @@ def _on_linking(judged: Judgment, terms: Terms) -> str:
         f"To link an update, the attacker compares it with the updates that {terms.candidates} known candidates would "
         f"have caused, one of which is the right {one}. Nothing is rebuilt."
     )
-    if judged.lead.role == "adaptive" and judged.lead.exact is False:
+    if judged.lead.exact is False and judged.lead.role == "adaptive":  # the others do not ask how likely it is
         told += " How likely each candidate is under the defense has no closed form here: a better test may link more."
     return told
 

@@ -19,7 +19,7 @@ from fedveil.report.summary import summary
 def render(result: Result, images: Images) -> str:
     """The report as one HTML document. All text of the result is escaped."""
     _check(images)
-    grid = view.grid(result, images)
+    grid, known = view.grid(result, images), len(images.originals) > 0
     return (
         environment()
         .get_template("report.html")
@@ -34,7 +34,8 @@ def render(result: Result, images: Images) -> str:
             holdings=None if result.holdings is None else clients.held(result.holdings),
             links=view.links(result),
             attacks=[
-                (run, view.attack_facts(run), view.attack_charts(run), view.on_the_way(run)) for run in result.attacks
+                (run, view.attack_facts(run, known=known), view.attack_charts(run), view.on_the_way(run))
+                for run in result.attacks
             ],
             kind=modality(result.modality),
             linked=METRICS[LINKED],

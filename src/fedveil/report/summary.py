@@ -12,7 +12,7 @@ from fedveil.auditing.table import rounded_up
 from fedveil.leakage.modalities import modality
 from fedveil.report import formatting
 from fedveil.report.charts import interval_bar
-from fedveil.report.view import Grid, beside, floor, lead, words
+from fedveil.report.view import Grid, beside, lead, shown_roles, words
 
 
 @dataclass(frozen=True)
@@ -99,15 +99,10 @@ def strips(result: Result) -> list[Strip]:
 
 def _bars(result: Result, question: Question) -> list[Bar]:
     answer, first = result.verdict.answer(question), lead(result, question)
-    tried = {row.role for row in result.rows if row.question == question}
-    roles: list[Role] = ["ceiling", "naive", "adaptive"]
-    if result.defense.name == "none" or "ceiling" not in tried:  # of captured updates there may be no ceiling
-        roles = [role for role in roles if role in tried]
-    roles.append(floor(result, question))
     measure = answer.measure if answer and answer.measure else measures(question, modality(result.modality))[0]
     chance = 1 / result.candidates if result.candidates > 0 else None
     bars = []
-    for role in roles:
+    for role in shown_roles(result, question):
         row = beside(result, first, role, answer.round if answer else None)
         if role == "adaptive" and result.defense.uninformed:
             row = None  # its rows hold an attacker who knew nothing more
@@ -161,6 +156,8 @@ def _pictured(grid: Grid) -> str:
         return ""
     first = grid.cases[0]
     what = f"{first.name}{f' ({first.label})' if first.label else ''}"
+    if first.picture is None:
+        return f"{what} of {grid.total}; the original is not known."
     return f"{what}, the one that leaks most of {grid.total}." if grid.total > 1 else f"{what}."
 
 

@@ -113,6 +113,18 @@ def _strongest(result: Result, question: Question) -> Row | None:
     return next((row for row in (*marked, *others) if row is not None), None)
 
 
+def shown_roles(result: Result, question: Question = "reconstruct") -> list[Role]:
+    """Who is shown side by side: from no defense to the floor.
+
+    Without a defense nobody knows one, and beside captured updates there may be no undefended ones.
+    """
+    tried = {row.role for row in result.rows if row.question == question}
+    roles: list[Role] = ["ceiling", "naive", "adaptive"]
+    if result.defense.name == "none" or "ceiling" not in tried:
+        roles = [role for role in roles if role in tried]
+    return [*roles, floor(result, question)]
+
+
 def beside(result: Result, first: Row | None, role: Role, number: int | None = None) -> Row | None:
     """The row of a role to set beside an attacker, by the same attack for a fair comparison; of a round, if named."""
     question = first.question if first else "reconstruct"
@@ -135,8 +147,7 @@ def grid(result: Result, images: Images) -> Grid:
         first = _strongest(result, "reconstruct")
     columns: list[tuple[Role, Row | None, NDArray[np.float32]]] = []
     missing = []
-    roles: list[Role] = ["ceiling", "naive", "adaptive", floor(result)]
-    for role in roles if result.row("ceiling") else roles[1:]:
+    for role in shown_roles(result):
         row = beside(result, first, role)
         pictures = _pictures(row, images, role)
         if pictures is None:
@@ -317,13 +328,13 @@ def attack_charts(run: AttackRun) -> dict[str, Markup]:
     }
 
 
-def attack_facts(run: AttackRun) -> list[tuple[str, str]]:
-    """How an attack was run: what it has no such thing of is left out."""
+def attack_facts(run: AttackRun, *, known: bool = True) -> list[tuple[str, str]]:
+    """How an attack was run: what it has no such thing of is left out, as are labels where the truth is not known."""
     found = [("victims", f"{run.victims:,}"), ("examples per update", f"{run.batch_size:,}")]
     found += [("steps", f"{run.steps:,}")] if run.steps is not None else []
     found += [("restarts", f"{run.restarts:,}")] if run.restarts is not None else []
     found.append(("time taken", formatting.duration(run.seconds)))
-    if run.question == "reconstruct":
+    if run.question == "reconstruct" and known:
         read = formatting.percent(run.label_recovery) if run.label_recovery else "labels were given"
         found.append(("labels read off rightly", read))
     return found
