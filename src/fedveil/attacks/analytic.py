@@ -12,9 +12,9 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedveil.attacks.base import Attack
+from fedveil.attacks.base import Attack, Work
 from fedveil.attacks.finding import Reconstruction
-from fedveil.attacks.labels import _whole, last_linear
+from fedveil.attacks.labels import last_linear, whole_counts
 from fedveil.attacks.linear_inputs import SLACK, Span, lone_rows, outside, recover_inputs, span_of, trusted_rows
 from fedveil.attacks.scene import Public, Scene
 from fedveil.errors import FedveilError
@@ -49,6 +49,15 @@ class Analytic(Attack):
     def check(self, scene: Scene) -> None:
         """Refuse a scene with such a model."""
         self.check_model(scene.public.model, scene.public.layout)
+
+    @property
+    def labels_from(self) -> str:
+        """Off the update, unless the scene has them."""
+        return "recovered"
+
+    def estimate(self, scene: Scene) -> Work:
+        """A step for every victim; how long it takes depends on the search."""
+        return Work(scene.count)
 
     def pieces(self, scene: Scene) -> list[Scene]:
         """Every victim is solved on its own."""
@@ -259,7 +268,7 @@ class _Solver:
         with torch.no_grad():
             softmax = self.replay.output(inputs).softmax(-1).mean(0)
         gradient = target[last].double()
-        left = _whole(len(inputs) * (softmax - gradient), gradient < 0, len(inputs)).tolist()
+        left = whole_counts(len(inputs) * (softmax - gradient), gradient < 0, len(inputs)).tolist()
         for label in labels[reproduced].tolist():
             left.remove(label if label in left else left[-1])
         labels[~reproduced] = torch.tensor(left, device=labels.device)
