@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[1]
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 STAGES = ("start-up", "training", "attacking", "saving", "report")
 MOST = 5  # kills of one run in a row
+KEPT = ("out", "store")  # what must be the same in the end
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class Campaign:
             if code != 0:
                 raise RuntimeError(f"{scenario.name} fails even without a kill: {err.strip()}")
             changes = int(out.rpartition("changes: ")[2])
-            self._wholes[scenario] = Whole(run.out, run.seconds, changes, rounds(run.out))
+            self._wholes[scenario] = Whole(place, run.seconds, changes, rounds(place))
         return self._wholes[scenario]
 
     def run(self, scenario: Scenario, number: int, kills: int, tally: Tally) -> None:
@@ -86,15 +87,15 @@ class Campaign:
                 attempt = self._killed(scenario, place, whole, draws)
                 if attempt is None:
                     break  # it ended before the kill
-                tally.stages[stage(attempt.out, whole)] += 1
-                if rounds(attempt.out) < saved:
-                    raise Ended(f"{saved} rounds were kept, now there are {rounds(attempt.out)}")
-                saved = rounds(attempt.out)
+                tally.stages[stage(place, whole)] += 1
+                if rounds(place) < saved:
+                    raise Ended(f"{saved} rounds were kept, now there are {rounds(place)}")
+                saved = rounds(place)
             last = Attempt(scenario, place)
             code, _, err = last.end()
             if code != 0:
                 raise Ended(f"it cannot be resumed: code {code}, {err.strip()}")
-            different = differences(last.out, whole.folder)
+            different = [each for part in KEPT for each in differences(place / part, whole.folder / part)]
             if different:
                 raise Ended(f"it differs from an uninterrupted run: {', '.join(different)}")
         except Ended as error:
@@ -134,9 +135,16 @@ class Attempt:
         path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         own = {"OMP_NUM_THREADS": "1", "TMPDIR": str(self._temporary), "PYTHONPATH": path}
         own["TORCHINDUCTOR_CACHE_DIR"] = str(place.parent / "torch")  # torch always makes this folder
-        program = (sys.executable, "-m", "kill.program", str(int(number)), str(change), "out")
+        program = (sys.executable, "-m", "kill.program", str(int(number)), str(change), ".")
         self._process = subprocess.Popen(
-            [*program, *scenario.arguments, "--out", "out", "--resume"],
+            [
+                *program,
+                *scenario.arguments,
+                *(("--store", "store") if scenario.arguments[0] == "audit" else ()),
+                "--out",
+                "out",
+                "--resume",
+            ],
             cwd=place,
             env={**os.environ, **own},
             stdout=subprocess.PIPE,
@@ -163,16 +171,17 @@ class Attempt:
         return self._process.returncode, out, err
 
 
-def stage(folder: Path, whole: Whole) -> str:
+def stage(place: Path, whole: Whole) -> str:
     """The stage that a run has reached, judging by its files."""
-    there = {path.name for path in folder.iterdir()} if folder.exists() else set()
+    out = place / "out"
+    there = {path.name for path in out.iterdir()} if out.exists() else set()
     if "config.toml" not in there:
         return "start-up"
     if there & {"result.json", "history.json"}:
         return "report"
     if "images.safetensors" in there or "model.safetensors" in there:
         return "saving"
-    return "training" if rounds(folder) < whole.rounds else "attacking"
+    return "training" if rounds(place) < whole.rounds else "attacking"
 
 
 def campaign(

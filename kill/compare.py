@@ -46,6 +46,8 @@ def _content(path: Path) -> object:
             return "as its result" if again.read_bytes() == path.read_bytes() else path
         finally:
             again.unlink(missing_ok=True)
+    if path.name == "config.toml":  # says where its store lies
+        return [line for line in path.read_text(encoding="utf-8").splitlines() if not line.startswith("store = ")]
     return path.read_bytes()
 
 

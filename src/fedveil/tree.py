@@ -10,8 +10,8 @@ from torch import Tensor
 
 from fedveil.errors import FedveilError
 
-# Entries of a client at a time: what lies between the passes over them then stays in the processor's cache. Fixed, as
-# the numbers that are drawn for an entry must not depend on how clients are chunked.
+# So many entries of a client are treated at a time: what passes over them produce stays in the processor's cache.
+# Fixed, since the numbers that are drawn for an entry must not depend on how clients are chunked.
 BLOCK = 2**15
 FEW = 32  # entries whose sum in single precision is exact enough for a bound
 HALF = (torch.float16, torch.bfloat16)
@@ -65,11 +65,11 @@ class Tree(Mapping[str, Tensor]):
     def row(self, client: int) -> dict[str, Tensor]:
         """One client's tensors, without the leading axis."""
         if self._one is not None and -self.count <= client < self.count:
-            return dict(self._one)  # a small model's gradient takes as long as some such indexing
+            return dict(self._one)  # indexing every tensor would take as long as a small model's gradient
         return {name: tensor[client] for name, tensor in self._tensors.items()}
 
     def rows(self, index: slice | Tensor | Sequence[int]) -> Tree:
-        """Some clients' rows, still stacked; a copy that all clients share stays one."""
+        """Some clients' rows, still stacked; one copy that is repeated stays one."""
         if not isinstance(index, slice | Tensor):
             index = list(index)  # a tuple would index the tensors' further axes
         if self._tensors and self.repeated:
@@ -189,7 +189,7 @@ class Tree(Mapping[str, Tensor]):
         fine = (rough > 1e-12) & (rough < 1e18)
         if bool(fine.all()):
             return rough
-        # Squares may have left the range of float32; a client's length must not depend on whose else do.
+        # Squares may have left the range of float32. One client's length must not depend on whether another's did.
         each = [torch.linalg.vector_norm(matrix(t).double(), order, dim=1) for t in self._tensors.values()]
         exact = torch.linalg.vector_norm(torch.stack(each), order, dim=0) * (1 + 1e-12)
         return torch.where(fine, rough, exact)

@@ -33,7 +33,7 @@ from fedveil.signals import deaf_children
 from fedveil.tensors import own_memory
 
 WORTH_SECONDS = 20.0  # starting processes takes a few seconds: shorter work runs in one
-POLL_SECONDS = 0.2  # how often ticks are looked at while jobs run
+POLL_SECONDS = 0.2  # how often ticks are read while jobs run
 
 
 def cores() -> int:
@@ -47,11 +47,11 @@ class Workers:
     >>> with Workers(2) as workers:  # doctest: +SKIP
     ...     run = fedveil.federate(task, "spm", settings, workers=workers)
 
-    A script that uses workers needs its main part under `if __name__ == "__main__":`, since every worker imports it.
+    A script that uses workers needs its main part under `if __name__ == "__main__":`, because every worker imports it.
     """
 
     def __init__(self, count: int, *, least_seconds: float = 0.0) -> None:
-        """A pool of so many processes, used for work that is predicted to take at least `least_seconds`."""
+        """A pool of so many processes, used for work that is estimated to take at least `least_seconds`."""
         if count < 1:
             raise FedveilError(f"the number of worker processes must be 1 or more, not {count}")
         self.count = count
@@ -81,7 +81,7 @@ class Workers:
         return self.count > 1 and not self.least_seconds
 
     def worth(self, seconds: Callable[[], float]) -> bool:
-        """Whether to use several processes for work that is predicted to take so long in one."""
+        """Whether to use several processes for work that is estimated to take so long in one."""
         return self.count > 1 and (self.forced or seconds() >= self.least_seconds)
 
     def __enter__(self) -> Self:
@@ -135,7 +135,7 @@ class Workers:
         if self._pool is not None:
             processes = list((self._pool._processes or {}).values())
             for process in processes:
-                process.kill()  # before the pool is shut down, of which they would complain
+                process.kill()  # before the pool is shut down, which they would complain about
             self._pool.shutdown(wait=False, cancel_futures=True)
             for process in processes:
                 process.join()

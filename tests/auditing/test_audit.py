@@ -222,11 +222,12 @@ def test_own_model_with_batch_norm_and_dropout_says_what_was_assumed() -> None:
         ({"attack": "inverting-gradient"}, "did you mean 'inverting-gradients'"),
         ({"defense": "clip:norm=-1"}, "norm must be greater than 0"),
         ({"settings": fv.AuditSettings(source="test", victims=10_000)}, "leave no test examples"),
+        ({"task": fv.task("digits", model="lenet"), "attack": "analytic"}, "linear"),
     ],
 )
 def test_refused_before_any_work(task: fv.Task, change: dict[str, object], message: str) -> None:
     with pytest.raises(FedveilError, match=message):
-        fv.audit(task, **change)  # type: ignore[arg-type]
+        fv.audit(**{"task": task, **change})  # type: ignore[arg-type]
 
 
 def test_inputs_that_are_no_pictures_are_refused() -> None:

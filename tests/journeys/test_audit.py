@@ -26,7 +26,6 @@ def test_a_new_user_audits_and_repeats_it_from_the_file(fedveil: Fedveil, tmp_pa
     assert said.code == 0, said.err
     first = tmp_path / "first"
     assert files(first) == [
-        "attacks/inverting-gradients-round-1.safetensors",
         "config.toml",
         "defended/checkpoint.safetensors",
         "images.safetensors",
@@ -83,7 +82,6 @@ def test_a_new_user_audits_and_repeats_it_from_the_file(fedveil: Fedveil, tmp_pa
     )
     assert fedveil("audit", *QUICK, "--rounds", "0", "--out", "first", "--overwrite").code == 0
     assert files(first) == [
-        "attacks/inverting-gradients-round-1.safetensors",
         "config.toml",
         "images.safetensors",
         "report.html",
@@ -143,6 +141,7 @@ def test_several_attacks_and_a_chain_from_a_file(fedveil: Fedveil, tmp_path: Pat
         "",
         "inverting-gradients",
         "idlg",
+        "link",
         "all attacks together",
     }
     result = json.loads((tmp_path / "chained/result.json").read_text(encoding="utf-8"))
@@ -221,7 +220,7 @@ def test_a_model_and_data_of_the_users_own(tmp_path: Path) -> None:
         attack="inverting-gradients:steps=5",
         federation=fv.FederationSettings(rounds=1),
         settings=fv.AuditSettings(victims=3, candidates=5),
-        folder=tmp_path / "run",
+        store=tmp_path / "store",
     )
     page = outcome.report(tmp_path / "report.html").read_text(encoding="utf-8")
     assert "my images" in page

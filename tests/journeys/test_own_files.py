@@ -87,10 +87,13 @@ def test_an_audit_with_workers_goes_on_from_another_folder(fedveil: Fedveil, own
     repeated = json.loads((tmp_path / "run/result.json").read_text(encoding="utf-8"))
     assert repeated["rows"] == result["rows"]
 
-    # Other code is another run.
+    # Other code is computed anew: nothing of the old is taken for it.
     (tmp_path / "run/result.json").unlink()
     own.write_text(OWN.replace("nn.Sigmoid()", "nn.Tanh()"))
-    refused(fedveil("audit", "--config", "run/config.toml", "--resume"), "initial model")
+    assert fedveil("audit", "--config", "run/config.toml", "--resume", "--quiet").code == 0
+    other = json.loads((tmp_path / "run/result.json").read_text(encoding="utf-8"))
+    assert other["rows"] != result["rows"]
+    assert other["provenance"]["hashes"]["model"] != result["provenance"]["hashes"]["model"]
 
 
 def test_captures_are_attacked_with_the_file_that_the_user_names(fedveil: Fedveil, own: Path, tmp_path: Path) -> None:

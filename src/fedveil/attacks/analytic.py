@@ -12,9 +12,9 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedveil.attacks.base import Attack
+from fedveil.attacks.base import Attack, Work
 from fedveil.attacks.finding import Reconstruction
-from fedveil.attacks.labels import _whole, last_linear
+from fedveil.attacks.labels import last_linear, whole_counts
 from fedveil.attacks.linear_inputs import SLACK, Span, lone_rows, outside, recover_inputs, span_of, trusted_rows
 from fedveil.attacks.scene import Public, Scene
 from fedveil.errors import FedveilError
@@ -25,6 +25,7 @@ from fedveil.tasks.layout import Layout
 REPRODUCED = 0.03  # share of an input's own gradient that may lie outside the span of the update's: rounding, no more
 UNSTEADY = 2  # units whose input is so near to zero that rounding may switch them: they are not counted
 ALIKE = 0.25  # two solutions that differ by less, in parts of their norm, are one input
+FINEST = 1e-13  # relative noise that the solution itself adds in double precision
 MOST_ROWS = 128  # rows that are tried as inputs themselves
 
 
@@ -48,6 +49,15 @@ class Analytic(Attack):
     def check(self, scene: Scene) -> None:
         """Refuse a scene with such a model."""
         self.check_model(scene.public.model, scene.public.layout)
+
+    @property
+    def labels_from(self) -> str:
+        """Off the update, unless the scene has them."""
+        return "recovered"
+
+    def estimate(self, scene: Scene) -> Work:
+        """A step for every victim; how long it takes depends on the search."""
+        return Work(scene.count)
 
     def pieces(self, scene: Scene) -> list[Scene]:
         """Every victim is solved on its own."""
@@ -201,7 +211,8 @@ class _Solver:
 
     def solve(self, rows: Tensor, trust: Tensor, labels: Tensor | None, target: Mapping[str, Tensor]) -> Solution:
         """The batch behind gradient rows (n, d + 1)."""
-        size, precision = self.scene.batch_size, torch.finfo(self.scene.like.dtype).eps
+        size = self.scene.batch_size
+        precision = max(torch.finfo(self.scene.like.dtype).eps, FINEST)
         trust = torch.where(torch.isfinite(rows), trust, 0.0)
         rows = torch.where(trust > 0, rows, 0.0)
         mixture = _mixture(rows, trust)
@@ -257,7 +268,7 @@ class _Solver:
         with torch.no_grad():
             softmax = self.replay.output(inputs).softmax(-1).mean(0)
         gradient = target[last].double()
-        left = _whole(len(inputs) * (softmax - gradient), gradient < 0, len(inputs)).tolist()
+        left = whole_counts(len(inputs) * (softmax - gradient), gradient < 0, len(inputs)).tolist()
         for label in labels[reproduced].tolist():
             left.remove(label if label in left else left[-1])
         labels[~reproduced] = torch.tensor(left, device=labels.device)

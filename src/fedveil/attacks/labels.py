@@ -47,7 +47,7 @@ def recover_labels(problem: Problem) -> Tensor:
     expected = problem.batch_size * (softmax - gradient)
     # A negative gradient cannot come without an example of that class.
     pairs = zip(expected, gradient < 0, strict=True)
-    return torch.stack([_whole(counts, present, problem.batch_size) for counts, present in pairs])
+    return torch.stack([whole_counts(counts, present, problem.batch_size) for counts, present in pairs])
 
 
 def _class_gradient(problem: Problem) -> tuple[Tensor, Tensor]:
@@ -76,7 +76,7 @@ def _class_gradient(problem: Problem) -> tuple[Tensor, Tensor]:
     return gradient, (softmax + scores.softmax(-1)) / 2
 
 
-def _whole(expected: Tensor, present: Tensor, size: int) -> Tensor:
+def whole_counts(expected: Tensor, present: Tensor, size: int) -> Tensor:
     """The labels whose counts are nearest to the expected ones, sum to the batch size and hold the present classes."""
     expected = torch.nan_to_num(expected.double(), nan=0.0, posinf=size, neginf=0.0).clamp(0, size)
     counts = torch.maximum(expected.floor(), present.double())

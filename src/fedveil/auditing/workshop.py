@@ -6,13 +6,16 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Self
 
-from fedveil.attacks.scene import Public, Workbench
+import torch
+
+from fedveil.attacks.scene import Public, Scene, Workbench
 from fedveil.auditing.experiment import Experiment
 from fedveil.auditing.requirements import check_experiment
 from fedveil.auditing.settings import AuditSettings
 from fedveil.auditing.store import Store
 from fedveil.defenses.chain import Chain
 from fedveil.defenses.guarantee import ONE_EXAMPLE, Exposure
+from fedveil.defenses.updates import Updates
 from fedveil.federation.exposure import exposures
 from fedveil.federation.observers import Watch
 from fedveil.federation.plan import Plan
@@ -21,7 +24,9 @@ from fedveil.federation.steps import Prepared
 from fedveil.leakage.modalities import modality
 from fedveil.leakage.modality import Modality
 from fedveil.ledger.statement import Statement, statement
+from fedveil.streams import Streams
 from fedveil.tasks.task import Task
+from fedveil.tree import Tree
 from fedveil.workers import Workers
 
 
@@ -70,6 +75,8 @@ class Workshop:
             bench=Workbench(backend=experiment.backend, workers=workers),
             seed=experiment.seed,
         )
+        for each in experiment.attacks:
+            each.check(_stand_in(case, experiment))
         return cls(experiment, task, case, judges, watch, plain, defended)
 
     @property
@@ -111,3 +118,13 @@ class Workshop:
     def with_rounds(self, rounds: list[int]) -> Self:
         """The same, attacking other rounds."""
         return replace(self, experiment=self.experiment.with_rounds(rounds))
+
+
+def _stand_in(case: Case, experiment: Experiment) -> Scene:
+    """A scene of the audit's form, before there is any update: for attacks to refuse what they cannot work on."""
+    model, size = case.public.model, experiment.audit.batch_size
+    before = Tree.expand({name: p.detach() for name, p in model.named_parameters() if p.requires_grad}, 1)
+    buffers = Tree.expand({name: b.detach() for name, b in model.named_buffers()}, 1)
+    nothing = before.map(torch.zeros_like)
+    updates = Updates(experiment.federation.message, before, nothing, buffers, (experiment.federation.lr,), (size,))
+    return Scene(case.public, updates, Streams.seeded(experiment.seed, [0], "stand-in"), experiment.chain)

@@ -13,6 +13,7 @@ from typing import Any
 
 from fedveil.auditing.experiment import read_toml
 from fedveil.cli.config import Config
+from fedveil.cli.stores import HOME, NONE, store_of
 from fedveil.errors import FedveilError
 from fedveil.federation.checkpoint import differences
 from fedveil.files import write_atomically
@@ -20,7 +21,6 @@ from fedveil.ownership import LOCK, InUse, owned
 from fedveil.tasks.own_files import Reference, is_reference
 from fedveil.toml import to_toml
 
-HOME = Path("fedveil-out")  # for runs without a folder of their own
 CONFIG = "config.toml"
 DONE = {"audit": "result.json", "train": "history.json"}  # written last
 FILES = ("result.json", "history.json", "report.html", "images.safetensors", "model.safetensors")
@@ -48,7 +48,11 @@ class Claim:
         for name in FOLDERS:
             shutil.rmtree(self.path / name, ignore_errors=True)
         head = f"# fedveil {config.command} --config {CONFIG} does this again; with --resume it continues\n"
-        write_atomically(self.path / CONFIG, (head + to_toml(config.kept())).encode())
+        kept = config.kept()
+        if config.command == "audit":  # where a stopped audit finds what it had computed, from any folder
+            folder = store_of(config.store).folder
+            kept["store"] = NONE if folder is None else str(folder.absolute())
+        write_atomically(self.path / CONFIG, (head + to_toml(kept)).encode())
         self.begun = True
 
     def give_back(self) -> None:

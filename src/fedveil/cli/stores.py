@@ -8,9 +8,9 @@ import os
 from pathlib import Path
 
 from fedveil.auditing.store import Listed, Store
-from fedveil.cli.folder import HOME
 from fedveil.errors import FedveilError
 
+HOME = Path("fedveil-out")  # where runs and their store go that name no folder
 NONE = "none"  # in place of a folder: nothing is kept
 
 

@@ -1,4 +1,4 @@
-"""What a model and its loss do, as a hash: a name or a class says little of code that is the user's own."""
+"""What a model and its loss do, as a hash: a name or a class says little about a user's own code."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def behavior(model: nn.Module, loss: Loss, row: Mapping[str, Tensor], inputs: In
         numbers, digits = _numbers(model, loss, row, inputs, targets, torch.float64), 6
     except Exception:  # whatever foreign code raises that insists on a floating type of its own
         numbers, digits = _numbers(model, loss, row, inputs, targets, None), 3
-    # What is nothing beside the rest is a zero that rounding missed, as of a bias before batch norm.
+    # A number that is tiny beside the others is a rounded zero, such as the gradient of a bias before batch norm.
     nothing = max(map(abs, numbers)) * 10.0 ** -(digits + 3)
     words = (f"{0.0 if abs(number) < nothing else number:.{digits}e}" for number in numbers)
     return hashlib.sha256(" ".join(words).encode()).hexdigest()

@@ -20,7 +20,7 @@ def compile_once(function: Callable[..., Any], name: str, *, keep_layout: bool =
 
     Dynamo counts recompilations per code object, and every `vmap` in a process shares one: after a few models it
     would silently stop compiling. A copy of the code object gives each function its own count, and `fullgraph`
-    turns a fall-back into an error; that error is told once and the function runs uncompiled from then on.
+    turns a fall-back into an error; that error is reported once, and the function runs uncompiled from then on.
 
     keep_layout: do not put channels last, which is faster for small images and slower for large kernels.
     """
@@ -63,17 +63,17 @@ _LIBRARIES = (
 
 
 def _worth_checking(guards: Sequence[Any]) -> list[bool]:
-    """What is checked before every call, whether the compiled code still fits.
+    """Which guards are checked before every call, to see whether the compiled code still fits.
 
-    Arguments, the model with all its layers, and torch's state are. The code of libraries is not: it does not change
-    while a process runs, and hundreds of checks took a tenth of a small model's gradients.
+    Those on arguments, on the model with all its layers and on torch's state are. Those on the code of libraries are
+    not: it does not change while a process runs, and hundreds of checks took a tenth of a small model's gradients.
     """
     return [not guard.name.startswith(_LIBRARIES) for guard in guards]
 
 
 @contextlib.contextmanager
 def _without_compiler_log() -> Iterator[None]:
-    """A graph that the compiler cannot handle is told in one line; its own log of that runs to thousands."""
+    """A graph that the compiler cannot handle is reported in one line; its own log would run to thousands."""
     noisy = logging.getLogger("torch._inductor")
     level = noisy.level
     noisy.setLevel(logging.CRITICAL + 1)
@@ -87,7 +87,7 @@ _compiler: list[bool] = []
 
 
 def compiler_found() -> bool:
-    """Whether a C++ compiler is there; said once if not."""
+    """Whether there is a C++ compiler; if not, a warning says so once."""
     if not _compiler:
         from torch._inductor.cpp_builder import get_cpp_compiler
 

@@ -1,8 +1,8 @@
 """What a model draws by itself, such as functional dropout: from the client's stream, not from torch's own generator.
 
-Torch's own generator belongs to the whole process. To set it, run a model and set it back would hand other threads
-numbers that they get a second time later. Here every operation that draws is given a generator of the client's instead,
-and the process's own is only read.
+Torch's own generator belongs to the whole process. To set it, run a model and set it back would give other threads
+the same numbers twice. Here every operation that draws gets a generator of the client's instead, and the process's own
+is only read.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class OwnDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is torch.ops.aten.native_dropout.default:
             return _native_dropout(*args, generator=generator)
         names = [argument.name for argument in drawing._schema.arguments]
-        place = names.index("generator")
-        return drawing(*args[:place], *args[place + 1 :], **{**kwargs, "generator": generator})
+        position = names.index("generator")
+        return drawing(*args[:position], *args[position + 1 :], **{**kwargs, "generator": generator})
 
     def _generator(self, device: torch.device) -> torch.Generator:
         if device not in self._generators:
@@ -67,7 +67,7 @@ class OwnDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @cache
 def drawing_operation(func: OpOverload) -> OpOverload | None:
-    """The form of a drawing operation that takes a generator; None for all that draw nothing, or take none."""
+    """The form of an operation that takes a generator; None where the operation draws nothing or has no such form."""
     if torch.Tag.nondeterministic_seeded not in func.tags:
         return None
     own = [argument.name for argument in func._schema.arguments]
@@ -107,9 +107,9 @@ def repeated_pass() -> FedveilError:
 class DrawWatch:
     """Runs a model for some clients so that whatever it draws by itself comes from their streams.
 
-    Looking at every operation costs a few microseconds each. It is done the first time that the model is run in some
-    modes of its layers, and always for a model that was seen to draw. Else torch's own generator is looked at before
-    and after; if it moved, the model drew after all, or another thread did, and the pass is done again.
+    Watching operations costs a few microseconds each. It is done the first time that the model runs with its layers in
+    some modes, and always for a model that has drawn before. Else torch's own generator is compared before and after;
+    if it moved, the model drew after all, or another thread did, and the pass is done again.
     """
 
     def __init__(self) -> None:

@@ -3,8 +3,8 @@
 A dropout layer of `torch.nn` draws from one global generator: under `vmap` all clients would share it, and a run
 would depend on how its clients were chunked. Here every dropout layer of a copy of the model is swapped for one
 whose mask is a hash of a 64-bit key (a buffer, one per client and step) and the entry's position. The same tensor
-code then serves a loop, `vmap` and `torch.compile`, with equal masks. The layers of a model that is run itself, and not
-a copy of it, are keyed for the time of a pass.
+code then serves a loop, `vmap` and `torch.compile`, with equal masks. Where the model itself runs, and not a copy, its
+layers are keyed for the duration of a pass.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ def keyed_uniform(key: Tensor, size: int) -> Tensor:
     return ((bits >> 40) & 0xFFFFFF).to(torch.float32) * 2.0**-24
 
 
-def example_key(key: Tensor, place: Tensor | int) -> Tensor:
+def example_key(key: Tensor, index: Tensor | int) -> Tensor:
     """The key of one example of a batch, for gradients that are taken example by example."""
     # A tensor, also of a plain number: its product wraps, where Python's would grow beyond 64 bits.
-    return _mix(key ^ ((torch.as_tensor(place, device=key.device) + 1) * _GOLDEN))
+    return _mix(key ^ ((torch.as_tensor(index, device=key.device) + 1) * _GOLDEN))
 
 
 class KeyedDropout(nn.Module):
@@ -102,9 +102,9 @@ class StandIn(KeyedDropout):
 
 @contextmanager
 def keyed_for_a_while(model: nn.Module) -> Iterator[dict[str, KeyedDropout]]:
-    """Have the dropout layers of the model itself drop by keys; gives those that do it, by the names of their keys.
+    """Let the dropout layers of the model itself drop by keys; gives their stand-ins by the names of the keys.
 
-    The layers stay where they are, with their hooks: also one that the model reaches in a way of its own.
+    The layers stay where they are, with their hooks, so that a model may reach them in any way.
     """
     found: dict[str, KeyedDropout] = {}
     layers = []

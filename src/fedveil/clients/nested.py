@@ -20,7 +20,7 @@ def map_nested(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
 
 
 def zip_nested(function: Callable[[list[Tensor]], Tensor], trees: list[Any]) -> Any:
-    """The function applied to the tensors at equal places of several trees."""
+    """The function applied to the tensors at equal positions of several trees."""
     first = trees[0]
     if isinstance(first, dict):
         return {name: zip_nested(function, [tree[name] for tree in trees]) for name in first}

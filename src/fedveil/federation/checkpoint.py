@@ -98,7 +98,7 @@ def configuration(plan: Plan) -> dict[str, Any]:
 
 
 def _behavior(task: Task) -> str:
-    """What the model and its loss make of the first examples: their names say little of code that is the user's own."""
+    """What the model and its loss make of the first examples: names say little about a user's own code."""
     inputs, targets = task.train.batch(task.clients[0][:2])
     row = {**dict(task.model.named_parameters()), **dict(task.model.named_buffers())}
     return behavior(task.model, task.loss, row, inputs, targets)

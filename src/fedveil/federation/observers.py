@@ -1,4 +1,4 @@
-"""Observers: hooks that a run calls. Progress bars, logs and trackers live here, the rounds know nothing of them."""
+"""Observers: hooks that a run calls. Progress bars, logs and trackers live here; the rounds know nothing about them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`dry_step`: what goes wrong in a client's first step goes wrong before any training."""
+"""`dry_step`: what would go wrong in a client's first step goes wrong before any training."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ GENERATORS: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """What a step for nothing came to."""
+    """What a trial step yielded."""
 
     update: Tree
     refused: str  # why a server would not take it; empty where it would
@@ -38,7 +38,7 @@ class Rehearsal:
 
 
 def dry_step(prepared: Prepared, states: ClientStates | None = None, client: int = 0) -> None:
-    """One client's first step and upload for nothing: what this model or seed cannot run under says so at once.
+    """One client's first step and upload as a trial: a defense that cannot run with this model fails at once.
 
     states: what clients remember, to see whether their defenses can read it.
     """
@@ -59,7 +59,7 @@ def dry_step(prepared: Prepared, states: ClientStates | None = None, client: int
             raise _from_outside(chain, rehearse, min(first.drawn - bare.drawn))
         if first.refused and not bare.refused:
             raise FedveilError(f"{first.refused}: check the settings of {chain}")
-        # What is not of this package may also draw from a generator that it makes anew each time.
+        # A defense from elsewhere may also draw from a generator that it creates anew each time.
         if not _is_ours(chain) and not first.refused:
             again = rehearse(chain).update
             if not all(_alike(first.update[name], again[name]) for name in first.update):
@@ -74,7 +74,7 @@ def _is_ours(chain: Chain) -> bool:
 
 
 def _rehearsed(prepared: Prepared, states: ClientStates, client: int) -> Rehearsal:
-    """What a client would send after one step, and a trusted server make of it."""
+    """What a client would send after one step, and what a trusted server would make of it."""
     before = {name: _fingerprint(read()) for name, (read, _) in GENERATORS.items()}
     plan, settings = prepared.plan, prepared.plan.settings
     number = settings.warmup_rounds + 1

@@ -149,7 +149,7 @@ def _engine(prepared: Prepared, state: RunState | None) -> Engine:
 
 
 def _try_memories(prepared: Prepared, states: ClientStates, path: Path) -> None:
-    """What a client remembers, only its defense can read: a step for nothing with every kind of memory in a file."""
+    """Only a defense can read what a client remembers: try a step with every kind of memory in the file."""
     chain = prepared.plan.chain
     clients = {states.layout(client): client for client in states.lasting(chain)}
     for client in clients.values():

@@ -102,6 +102,8 @@ class Guard:
         self._planned = batch_size
         self._dataset_size = dataset_size
         self.ledger = Ledger(self._exposure(seeded=seed is not None))
+        rate = batch_size / dataset_size if batch_size and dataset_size else 1.0
+        self._gradient = Release(self.chain, uploads=0, example_rate=rate)  # what every step releases
         self._scaler = scaler
         self._states = self.chain.new_states()
         self._validation = validation
@@ -235,7 +237,7 @@ class Guard:
         last = self._last
         if last is None:
             raise FedveilError("nothing was released yet: call backward() or upload() first")
-        if last.kind == "gradient" and last.versions != self._versions():
+        if last.kind == "gradient" and last.versions != _versions(self._trained()):
             raise FedveilError("the weights have moved since the last gradient: call capture() before optimizer.step()")
         sizes = last.sizes if batch_sizes is None else list(batch_sizes)
         if not sizes:
@@ -317,14 +319,14 @@ class Guard:
 
     def _write(self, update: Tree, size: int, loss: Tensor | None = None) -> None:
         """Add a gradient to `.grad`, scaled as the scaler expects it; infinity tells the scaler to skip the step."""
-        finite = self._sound("the protected gradient", update, dict(self._trained()), loss)
+        trained = self._trained()
+        finite = self._sound("the protected gradient", update, dict(trained), loss)
         # A skipped step counts too, since that it was skipped shows. Spend first: nothing may go out uncounted.
-        rate = 1.0 if self._dataset_size is None else (self._planned or self._dataset_size) / self._dataset_size
-        self.ledger.spend(self._client, Release(self.chain, uploads=0, example_rate=rate))
+        self.ledger.spend(self._client, self._gradient)
         known = self._planned if self.chain.random_sizes and self._planned else max(size, 1)
         self._sizes.append(known)
-        self._last = _Last("gradient", update, None, [known], self._versions()) if finite else None
-        for name, parameter in self._trained():
+        self._last = _Last("gradient", update, None, [known], _versions(trained)) if finite else None
+        for name, parameter in trained:
             gradient = update[name][0].to(parameter.dtype) if finite else torch.full_like(parameter, torch.inf)
             if self._scaler is not None:
                 gradient = self._scaler.scale(gradient)
@@ -380,10 +382,6 @@ class Guard:
     def _trained(self) -> list[tuple[str, nn.Parameter]]:
         return [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
 
-    def _versions(self) -> list[int]:
-        """Numbers that change whenever a weight is changed or replaced: they tell whether the optimizer has stepped."""
-        return [version for _, p in self._trained() for version in (id(p), p.data_ptr(), p._version)]
-
     def _exposure(self, *, seeded: bool) -> Exposure:
         """What all releases have in common."""
         weights = [parameter for _, parameter in self._trained()]
@@ -399,3 +397,8 @@ class Guard:
 
     def _weights(self) -> Tree:
         return Tree({name: parameter.detach().clone()[None] for name, parameter in self._trained()})
+
+
+def _versions(weights: list[tuple[str, nn.Parameter]]) -> list[int]:
+    """Numbers that change whenever a weight is changed or replaced: they tell whether the optimizer has stepped."""
+    return [version for _, weight in weights for version in (id(weight), weight.data_ptr(), weight._version)]
