@@ -109,7 +109,7 @@ def audit(**options: object) -> None:
         "gradient-dropout",
         InvertingGradients(steps=4, restarts=1),
         federation=fv.FederationSettings(rounds=2),
-        settings=fv.AuditSettings(victims=2, candidates=5, reference="none", rounds=(1, 2)),
+        settings=fv.AuditSettings(victims=2, candidates=5, reference="none", rounds=(1, 2), link=False),
         **options,  # type: ignore[arg-type]
     )
 

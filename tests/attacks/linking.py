@@ -13,18 +13,20 @@ from fedveil.attacks.scene import Candidates, Public, Scene
 from fedveil.clients.engine import Engine
 from fedveil.defenses.chain import Chain
 from fedveil.defenses.updates import Updates
-from fedveil.federation.probe import probe
-from fedveil.federation.settings import Federation
-from fedveil.leakage.identified import candidates
+from fedveil.federation.plan import Plan
+from fedveil.federation.probe import Victims, probe
+from fedveil.federation.settings import FederationSettings
+from fedveil.federation.steps import Prepared
+from fedveil.leakage.distractors import choose
 from fedveil.streams import Streams
 from fedveil.tasks.layout import Layout
 from fedveil.tasks.task import Task, task
 from fedveil.tree import Tree
 
 MLP = "mlp:hidden=[16],activation=sigmoid"
-FEDSGD = Federation()
-WEIGHTS = Federation(protocol="fedavg")
-DELTA = Federation(protocol="fedavg", upload="delta")
+FEDSGD = FederationSettings()
+WEIGHTS = FederationSettings(protocol="fedavg")
+DELTA = FederationSettings(protocol="fedavg", upload="delta")
 
 
 @cache
@@ -33,44 +35,30 @@ def digits(model: str | nn.Module = MLP) -> Task:
 
 
 def scene_of(
-    of: Task, spec: str | None, settings: Federation = FEDSGD, *, victims: int = 8, batch: int = 1, among: int = 20
+    of: Task,
+    spec: str | None,
+    settings: FederationSettings = FEDSGD,
+    *,
+    victims: int = 8,
+    batch: int = 1,
+    among: int = 20,
 ) -> tuple[Scene, Tensor]:
     """What an informed attacker has of some clients, and where among the candidates each original stands."""
     params = {name: p.detach() for name, p in of.model.named_parameters() if p.requires_grad}
-    buffers = dict(of.model.named_buffers())
-    got = probe(
-        of,
-        spec,
-        settings,
-        params=params,
-        buffers=buffers,
-        round=1,
-        victims=victims,
-        batch_size=batch,
-        engine=Engine(of.model, of.loss, backend="loop", perturb=of.perturb),
-    )
-    updates = Updates(
-        got.kind,
-        Tree.expand(params, victims),
-        got.uploads,
-        Tree.expand(buffers, victims),
-        got.lr,
-        got.batch_sizes,
-        got.momentum,
-        settings.weight_decay,
-        settings.local_epochs,
-    )
+    engine = Engine(of.model, of.loss, backend="loop", perturb=of.perturb)
+    prepared = Prepared(Plan(of, Chain.of(spec), settings), engine)
+    got = probe(prepared, params, dict(of.model.named_buffers()), 1, Victims(victims, batch))
     place = (torch.arange(victims) * 7 + 3) % among
-    inputs, labels = _mixed(of, got.inputs, got.targets, place, among)
+    inputs, labels = _mixed(of, got.truth.inputs, got.truth.targets, place, among)
     public = Public(of.model, of.loss, Layout("pictures", of.shape), of.classes)
     streams = Streams.seeded(11, range(victims), "attack")
-    return Scene(public, updates, streams, Chain.of(spec), candidates=Candidates(inputs, labels)), place
+    return Scene(public, got.defended, streams, Chain.of(spec), candidates=Candidates(inputs, labels)), place
 
 
 def _mixed(of: Task, inputs: Tensor, labels: Tensor, place: Tensor, among: int) -> tuple[Tensor, Tensor]:
     """(V, N, B, ...): the original at its place among batches of held-out pictures of the same classes."""
     pool, pool_labels = of.test.batch(range(len(of.test)))
-    chosen = candidates(inputs.flatten(0, 1), labels.flatten(), pool, pool_labels, count=among)
+    chosen = choose(inputs.flatten(0, 1), labels.flatten(), pool, pool_labels, count=among)
     index = chosen.reshape(*labels.shape, among - 1).transpose(1, 2)
     rows, marks = [], []
     for v, at in enumerate(place.tolist()):

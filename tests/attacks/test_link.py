@@ -15,7 +15,7 @@ from fedveil.attacks.replay import shared_updates
 from fedveil.attacks.scene import Scene, Workbench
 from fedveil.defenses.chain import Chain
 from fedveil.errors import FedveilError
-from fedveil.federation.settings import Federation
+from fedveil.federation.settings import FederationSettings
 from fedveil.registry import attacks, defenses
 from fedveil.streams import Streams
 
@@ -37,7 +37,7 @@ def test_it_is_registered_as_an_attack_that_links() -> None:
 
 @pytest.mark.parametrize("settings", PROTOCOLS.values(), ids=PROTOCOLS)
 @pytest.mark.parametrize("batch", [1, 3])
-def test_undefended_updates_are_all_linked(settings: Federation, batch: int) -> None:
+def test_undefended_updates_are_all_linked(settings: FederationSettings, batch: int) -> None:
     assert share(*scene_of(digits(), None, replace(settings, batch_size=2), batch=batch)) == 1
 
 
@@ -100,7 +100,7 @@ def test_every_defense_is_read_under_every_protocol_that_takes_it(name: str, pro
         ("fedem+gradient-dropout:keep=0.3", FEDSGD, 0.8, False),
     ],
 )
-def test_who_knows_the_defense_links(spec: str, settings: Federation, least: float, exact: bool) -> None:
+def test_who_knows_the_defense_links(spec: str, settings: FederationSettings, least: float, exact: bool) -> None:
     scene, place = scene_of(digits(), spec, settings, victims=10)
     found = LinkTest().run(scene)
     assert float(found.linked(place).double().mean()) >= least
@@ -116,7 +116,7 @@ def test_who_knows_the_defense_links(spec: str, settings: Federation, least: flo
         ("fedbarre:lr=1", FEDSGD),
     ],
 )
-def test_knowing_the_defense_helps(spec: str, settings: Federation) -> None:
+def test_knowing_the_defense_helps(spec: str, settings: FederationSettings) -> None:
     scene, place = scene_of(digits(), spec, settings, victims=12)
     assert share(scene, place) >= share(naive(scene), place) + 0.25
 
@@ -138,7 +138,7 @@ def test_calibrated_noise_is_not_linked() -> None:
 
 
 def test_local_steps_are_replayed_as_they_were() -> None:
-    settings = Federation(
+    settings = FederationSettings(
         protocol="fedavg", batch_size=2, local_epochs=3, lr=0.5, momentum=0.9, weight_decay=0.01, upload="weights"
     )
     for batch, exact in ((2, True), (5, False)):  # of three batches the order is not known
@@ -262,7 +262,7 @@ def test_dropout_is_switched_off_and_told(layer: bool) -> None:
 
 
 @pytest.mark.parametrize("settings", [FEDSGD, replace(WEIGHTS, local_epochs=2)], ids=["fedsgd", "fedavg"])
-def test_batch_norm_is_as_in_training(settings: Federation) -> None:
+def test_batch_norm_is_as_in_training(settings: FederationSettings) -> None:
     scene, place = scene_of(
         digits(seeded(Normed)), "gaussian-noise:sigma=0.0001", settings, victims=3, batch=2, among=5
     )
@@ -277,13 +277,13 @@ def test_batch_norm_is_as_in_training(settings: Federation) -> None:
     "settings",
     [
         FEDSGD,
-        Federation(protocol="fedavg", batch_size=5, local_epochs=3, momentum=0.9, weight_decay=0.1, lr=0.5),
-        Federation(protocol="fedavg", batch_size=5, local_epochs=2, momentum=0.5, upload="delta"),
-        Federation(protocol="fedavg", batch_size=2, momentum=0.5, lr=0.5),
+        FederationSettings(protocol="fedavg", batch_size=5, local_epochs=3, momentum=0.9, weight_decay=0.1, lr=0.5),
+        FederationSettings(protocol="fedavg", batch_size=5, local_epochs=2, momentum=0.5, upload="delta"),
+        FederationSettings(protocol="fedavg", batch_size=2, momentum=0.5, lr=0.5),
     ],
     ids=["fedsgd", "weights", "delta", "several batches"],
 )
-def test_a_replay_of_the_true_examples_gives_the_message(spec: str | None, settings: Federation) -> None:
+def test_a_replay_of_the_true_examples_gives_the_message(spec: str | None, settings: FederationSettings) -> None:
     scene, place = scene_of(digits(), spec, settings, victims=3, batch=5)
     assert scene.candidates is not None
     own = torch.arange(3), place

@@ -45,6 +45,8 @@ def test_the_help_shows_the_defaults_that_hold() -> None:
         default = getattr(holders[section], name)
         if default is None or default == ():
             assert setting.default in ("", "all", "never", "FEDVEIL_DATA or ~/.cache/fedveil"), setting
+        elif isinstance(default, bool):
+            assert default is (setting.default == name), setting
         else:
             expected = ",".join(map(str, default)) if isinstance(default, tuple) else str(default)
             assert setting.default == expected, setting

@@ -366,11 +366,11 @@ def test_an_audit_shows_the_perturbed_input(digits):
         digits,
         FedEM(steps=4, radius=1.0, min_radius=0.9),
         "inverting-gradients:steps=10",
-        settings=fv.AuditSettings(victims=3, batch_size=2),
+        settings=fv.AuditSettings(victims=3, batch_size=2, link=False),
         train=False,
         backend="stacked",
     )
     roles = [row.role for row in outcome.result.rows]
-    assert roles == ["ceiling", "naive", "adaptive", "noise-floor", "mean-floor", "bound"]
+    assert sorted(roles) == sorted(["ceiling", "naive", "adaptive", "noise-floor", "mean-floor", "bound"])
     bound = outcome.leakage["bound", "mse"].mean  # of x+δ against x: ‖δ‖²/64 in normalized space
     assert 0.9**2 / 64 - 1e-6 <= bound <= 1 / 64 + 1e-6

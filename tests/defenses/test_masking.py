@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from fedveil.attacks.costs import cosine
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
+from fedveil.attacks.match import cosine
 from fedveil.defenses.base import Facts
 from fedveil.defenses.masking import GradientMasking
 from fedveil.federation.run import federate

@@ -6,12 +6,12 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from fedveil.attacks.costs import cosine
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
+from fedveil.attacks.match import cosine
 from fedveil.clients.batch import ClientBatch
 from fedveil.clients.engine import Engine
 from fedveil.defenses.base import Facts

@@ -5,13 +5,13 @@ import math
 import numpy as np
 import pytest
 import torch
-from fedveil.attacks.costs import cosine
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 from torch.nn import functional as F
 
 import fedveil as fv
+from fedveil.attacks.match import cosine
 from fedveil.defenses.base import Facts
 from fedveil.defenses.guarantee import Exposure, PureLDP
 from fedveil.defenses.pnpm import PNPM

@@ -27,11 +27,9 @@ def test_a_new_user_audits_and_repeats_it_from_the_file(fedveil: Fedveil, tmp_pa
     first = tmp_path / "first"
     assert files(first) == [
         "config.toml",
-        "defended/checkpoint.safetensors",
         "images.safetensors",
         "report.html",
         "result.json",
-        "undefended/checkpoint.safetensors",
     ]
     result = json.loads((first / "result.json").read_text(encoding="utf-8"))
     assert {row["role"] for row in result["rows"]} == {"ceiling", "naive", "adaptive", "noise-floor", "mean-floor"}
@@ -42,7 +40,8 @@ def test_a_new_user_audits_and_repeats_it_from_the_file(fedveil: Fedveil, tmp_pa
     lines = said.out.splitlines()
     report = lines.index("The report is first/report.html")
     assert lines[report + 1].startswith(f"Result: {result['verdict']['status']}. ")
-    assert lines[report + 2 :] == [f"Next: {result['verdict']['next_step']}", f"  {result['verdict']['command']}"]
+    step, command = (result["verdict"][name] for name in ("next_step", "command"))
+    assert lines[report + 2 :] == ([f"Next: {step}", f"  {command}"] if step else [])
     for warning in result["verdict"]["warnings"]:
         assert f"{'WARNING' if warning['loud'] else 'Note'}: {warning['words']}" in lines[:report]
     assert result["verdict"]["status"] in (first / "report.html").read_text(encoding="utf-8")

@@ -28,8 +28,8 @@ def _hear_everything() -> None:
         signal.signal(number, signal.SIG_DFL)
 
 
-def begin(*arguments: str | Path, cwd: Path, until: Path, **variables: str) -> subprocess.Popen[str]:
-    """Start a command and wait until it has written a file."""
+def begin(*arguments: str | Path, cwd: Path, until: Path | None = None, **variables: str) -> subprocess.Popen[str]:
+    """Start a command, and wait until it has written a file if one is named."""
     running = subprocess.Popen(
         program(*arguments),
         cwd=cwd,
@@ -40,7 +40,8 @@ def begin(*arguments: str | Path, cwd: Path, until: Path, **variables: str) -> s
         start_new_session=True,  # as in a terminal of its own: its processes are one group
         preexec_fn=_hear_everything,
     )
-    wait_for(until.exists, failed=lambda: running.poll() is not None and running.communicate())
+    if until is not None:
+        wait_for(until.exists, failed=lambda: running.poll() is not None and running.communicate())
     return running
 
 
@@ -53,9 +54,8 @@ def numbers(folder: Path) -> dict[str, Any]:
 
 def test_killed_in_training_it_goes_on_to_the_same_numbers(fedveil: Fedveil, tmp_path: Path) -> None:
     out = tmp_path / "killed"
-    running = begin(
-        "audit", *LONG, *DEFENDED, "--out", "killed", cwd=tmp_path, until=out / "defended/checkpoint.safetensors"
-    )
+    running = begin("audit", *LONG, *DEFENDED, "--out", "killed", cwd=tmp_path)
+    wait_for(lambda: len(trained(tmp_path)) == 1 and unfinished(tmp_path) is not None)  # the second run has begun
     running.send_signal(signal.SIGKILL)
     running.communicate()
     assert running.returncode == -signal.SIGKILL
@@ -67,40 +67,48 @@ def test_killed_in_training_it_goes_on_to_the_same_numbers(fedveil: Fedveil, tmp
         "half-done run of another configuration",
         "federation lr was 0.1, is now 0.3",
     )
-    rounds_before = json_rounds(out / "undefended/checkpoint.safetensors")
-    assert rounds_before == 24
+    (entry,) = trained(tmp_path)
+    assert "24 rounds under none" in header(entry / "entry.safetensors")["about"]
 
     resumed = fedveil("audit", "--config", "killed/config.toml", "--resume")
     assert resumed.code == 0, resumed.err
-    assert (
-        resumed.err.count("training: round 24/24") == 1
-    )  # the undefended run was finished: nothing of it is done again
-    whole = fedveil("audit", *LONG, *DEFENDED, "--out", "whole", "--quiet")
+    assert resumed.err.count("training: round 24/24") == 1  # the undefended run was finished: it is not done again
+    whole = fedveil("audit", *LONG, *DEFENDED, "--out", "whole", "--store", "none", "--quiet")
     assert whole.code == 0, whole.err
     assert numbers(out) == numbers(tmp_path / "whole")
 
 
-def json_rounds(path: Path) -> int:
-    """How many rounds a checkpoint tells of."""
+def trained(folder: Path) -> list[Path]:
+    """The finished runs in the store."""
+    return [path for path in (folder / "fedveil-out/store/train").glob("*") if (path / "entry.safetensors").exists()]
+
+
+def unfinished(folder: Path) -> Path | None:
+    """The checkpoint of a run that is not finished."""
+    return next((folder / "fedveil-out/store/train").glob("*.unfinished/*/checkpoint.safetensors"), None)
+
+
+def header(path: Path) -> dict[str, Any]:
     content = path.read_bytes()
     size = int.from_bytes(content[:8], "little")
-    return len(json.loads(json.loads(content[8 : 8 + size])["__metadata__"]["fedveil"])["history"])
+    told: dict[str, Any] = json.loads(json.loads(content[8 : 8 + size])["__metadata__"]["fedveil"])
+    return told
 
 
 @pytest.mark.parametrize("command", ["audit", "train"])
 def test_ctrl_c_says_how_to_go_on_and_leaves_nothing_half_written(tmp_path: Path, command: str) -> None:
     options = LONG if command == "audit" else SMALL
     folder = tmp_path / "out put"  # with a space, which the line must quote
-    checkpoint = folder / ("undefended" if command == "audit" else "") / "checkpoint.safetensors"
-    running = begin(
-        command, *options, "--rounds", "300", "--quiet", "--out", folder.name, cwd=tmp_path, until=checkpoint
-    )
+    running = begin(command, *options, "--rounds", "300", "--quiet", "--out", folder.name, cwd=tmp_path)
+    own = folder / "checkpoint.safetensors"
+    wait_for(lambda: own.exists() if command == "train" else unfinished(tmp_path) is not None)
     running.send_signal(signal.SIGINT)
     out, err = running.communicate()
     assert (running.returncode, out) == (130, "")
     assert err == f"fedveil: stopped; go on with: fedveil {command} --config 'out put/config.toml' --resume\n"
-    left = {"config.toml", str(checkpoint.relative_to(folder))}
-    assert set(files(folder)) == left
+    assert set(files(folder)) == {"config.toml"} | ({own.name} if command == "train" else set())
+    left = [path.name for path in (tmp_path / "fedveil-out").rglob("*") if path.name.startswith(".")]
+    assert left == []  # no part of a file; locks are given back
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
@@ -210,7 +218,7 @@ def test_an_unforeseen_error_is_one_line_too(tmp_path: Path, fedveil: Fedveil, m
     def broken(*arguments: object, **options: object) -> None:
         raise ZeroDivisionError("first\nsecond")
 
-    monkeypatch.setattr("fedveil.cli.runs.federate", broken)
+    monkeypatch.setattr("fedveil.cli.runs.train", broken)
     said = fedveil("train", *SMALL, "--quiet")
     assert said.code == 1
     assert said.err == "fedveil: ZeroDivisionError: first second (set FEDVEIL_DEBUG=1 for the traceback)\n"
@@ -225,7 +233,7 @@ def test_a_signal_that_a_library_takes_for_an_error_is_still_one(
         heard.append(Signaled(signal.SIGTERM))
         raise ValueError(f"cannot build: {heard[0]!r}")
 
-    monkeypatch.setattr("fedveil.cli.runs.federate", wrapped)
+    monkeypatch.setattr("fedveil.cli.runs.train", wrapped)
     try:
         said = fedveil("train", *SMALL, "--quiet")
     finally:

@@ -15,7 +15,7 @@ from fedveil.errors import FedveilError
 from fedveil.federation.exposure import exposures, ledger_of
 from fedveil.federation.history import RoundRecord, Utility
 from fedveil.federation.run import federate
-from fedveil.federation.settings import Federation
+from fedveil.federation.settings import FederationSettings
 from fedveil.ledger.accountant import spent
 from fedveil.ledger.ledger import EVERYONE, Ledger, Release
 from fedveil.ledger.statement import statement
@@ -176,7 +176,7 @@ def record(number, clients, refused=()):
 @pytest.mark.parametrize("protocol", ["fedsgd", "fedavg"])
 @pytest.mark.parametrize("spec", ["dp-sgd:noise_multiplier=2", "dp-gaussian:at=gradient", "cdp:noise_multiplier=9"])
 def test_where_all_went_as_planned_it_states_what_was_planned(protocol, spec):
-    task, settings = small_task(norm=False), Federation(protocol=protocol, rounds=4, batch_size=5)
+    task, settings = small_task(norm=False), FederationSettings(protocol=protocol, rounds=4, batch_size=5)
     history = [record(number, range(4)) for number in range(1, 5)]
     found = ledger_of(task, settings, Chain.of(spec), history).statement()
     planned = statement(Chain.of(spec), exposures(task, settings))
@@ -185,7 +185,7 @@ def test_where_all_went_as_planned_it_states_what_was_planned(protocol, spec):
 
 def test_early_stopping_sampling_and_refused_clients():
     task = small_task(norm=False)  # 13, 8, 3 and 21 examples: 3, 2, 1 and 5 batches of up to 5
-    settings = Federation(rounds=50, batch_size=5, sampling_rate=0.5, patience=2)
+    settings = FederationSettings(rounds=50, batch_size=5, sampling_rate=0.5, patience=2)
     chain = Chain.of("dp-gaussian")
     history = [record(1, [0, 2]), record(2, [0, 3], refused=[3]), record(3, [1, 2])]
     ledger = ledger_of(task, settings, chain, history)
@@ -198,7 +198,10 @@ def test_early_stopping_sampling_and_refused_clients():
 
 
 def test_who_was_drawn_is_not_used_where_the_server_hides_it():
-    task, settings = small_task(norm=False), Federation(protocol="fedavg", rounds=9, batch_size=5, sampling_rate=0.5)
+    task, settings = (
+        small_task(norm=False),
+        FederationSettings(protocol="fedavg", rounds=9, batch_size=5, sampling_rate=0.5),
+    )
     chain = Chain.of("cdp:noise_multiplier=6")
     history = [record(number, [0, 1]) for number in (1, 2, 3)]  # clients 2 and 3 never were
     found = ledger_of(task, settings, chain, history).statement()
@@ -206,7 +209,7 @@ def test_who_was_drawn_is_not_used_where_the_server_hides_it():
 
 
 def test_the_clients_of_a_round_are_drawn_once_for_all_its_steps():
-    task, settings = small_task(norm=False), Federation(rounds=9, batch_size=5, sampling_rate=0.25)
+    task, settings = small_task(norm=False), FederationSettings(rounds=9, batch_size=5, sampling_rate=0.25)
     history = [record(number, [3]) for number in (1, 2, 3)]
     found = ledger_of(task, settings, Chain.of("cdp:noise_multiplier=60"), history).statement()
     assert found.epsilon == spent(GaussianRelease(30.0, 3 * 5), 1e-5).epsilon  # whoever was drawn was in all five
@@ -214,7 +217,7 @@ def test_the_clients_of_a_round_are_drawn_once_for_all_its_steps():
 
 
 def test_warm_up_rounds_went_out_bare():
-    task, settings = small_task(norm=False), Federation(rounds=3, batch_size=5, warmup_rounds=1)
+    task, settings = small_task(norm=False), FederationSettings(rounds=3, batch_size=5, warmup_rounds=1)
     history = [record(number, range(4)) for number in (1, 2, 3)]
     found = ledger_of(task, settings, Chain.of("dp-gaussian"), history).statement()
     assert not found.formal
@@ -223,7 +226,7 @@ def test_warm_up_rounds_went_out_bare():
 
 def test_of_a_run_that_was_trained():
     task = small_task(norm=False)
-    settings = Federation(rounds=3, batch_size=5, sampling_rate=0.5)
+    settings = FederationSettings(rounds=3, batch_size=5, sampling_rate=0.5)
     run = federate(task, "dp-sgd:noise_multiplier=3", settings, backend="loop", seed=1)
     ledger = ledger_of(task, settings, Chain.of("dp-sgd:noise_multiplier=3"), run.history)
     often = [sum(client in each.clients for each in run.history) for client in range(4)]

@@ -12,6 +12,7 @@ import fedveil as fv
 from fedveil.defenses.chain import Chain
 from fedveil.errors import FedveilError
 from fedveil.federation.checkpoint import configuration
+from fedveil.federation.plan import Plan
 from fedveil.tasks.own_files import Reference, is_reference
 from fedveil.tasks.task import Task, client_labels, client_labels_of, task
 from fedveil.workers import Lodged, Workers, lodged_value
@@ -140,7 +141,7 @@ def test_the_description_rebuilds_it_in_any_folder(
 def test_changed_files_are_other_tasks(own: Path) -> None:
     def checked() -> dict[str, object]:
         made = task(f"{own}:hospitals", model=f"{own}:Net")
-        return configuration(made, Chain(), fv.FederationSettings(), seed=0)
+        return configuration(Plan(made, Chain(), fv.FederationSettings()))
 
     before = checked()
     assert "ReLU" in str(task("digits", model=f"{own}:Net").model)

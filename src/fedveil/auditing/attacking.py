@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -290,8 +291,8 @@ class _ScoreForm:
 
     def to_entry(self, result: RoleScore, folder: Path) -> Entry:
         """Values, exhibits and the rest."""
-        return Entry(result.tensors(), result.facts())
+        return Entry(result.tensors(), json.loads(result.facts()))
 
     def from_entry(self, entry: Entry) -> RoleScore:
         """The same again."""
-        return RoleScore.read(entry.tensors, entry.facts)
+        return RoleScore.read(entry.tensors, json.dumps(entry.facts))
