@@ -1,10 +1,10 @@
 """Convolutions of few channels, or at few places, as matrix products, in the traced objective of stacked victims.
 
 Stacking turns whatever belongs to one victim, such as the gradient of a kernel, into a convolution with a group for
-every victim, and torch's libraries are slow at groups of few channels, or with kernels larger than the image. As a
-batch of products with patches the same takes half the time: LeNet on 3×32×32 images 0.40 ms per victim and step instead
-of 0.61, on one thread. The compiler does not do this by itself, and only the traced graph shows these convolutions, so
-they are replaced there.
+every victim, and torch's libraries are slow at groups of few channels, or with kernels larger than the image. A batch
+of products with patches is faster: a compiled attack on LeNet runs at 1.2 times the speed (`benchmarks/attack.py` has
+both). The compiler does not do this by itself, and only the traced graph shows these convolutions, so they are replaced
+there.
 """
 
 from __future__ import annotations
