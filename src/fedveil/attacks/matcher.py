@@ -36,7 +36,7 @@ from fedveil.attacks.workload import steps_in_all, victims_at_a_time, worth_comp
 from fedveil.clients.compiling import compiler_found
 from fedveil.clients.engine import BACKENDS, Backend, Engine
 from fedveil.defenses.base import StepsBefore
-from fedveil.errors import FedveilError, unknown_name
+from fedveil.errors import FedveilError, one_line, unknown_name
 from fedveil.tree import Tree
 from fedveil.workers import pack
 
@@ -301,7 +301,7 @@ class Matcher:
         try:
             self._evaluate(self._start(some, 0), (*self._fixed(some, match), noise), match, backend="stacked")
         except Exception as error:  # whatever a foreign module raises under vmap is the reason
-            reason = str(error).strip().partition("\n")[0][:200]
+            reason = one_line(error)
             if backend != "auto":
                 raise FedveilError(f"this attack cannot run on the backend '{backend}': {reason}; use loop") from None
             log.info("the attack runs on the loop backend: %s", reason)

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from fedveil.clients.engine import Loss
 from fedveil.defenses.chain import Chain
-from fedveil.errors import FedveilError
+from fedveil.errors import FedveilError, one_line
 from fedveil.federation.capture import Capture, pseudo_gradient
 from fedveil.federation.facts import PublicFacts
 from fedveil.registry import models
@@ -185,7 +185,7 @@ def _classes(model: nn.Module, shape: tuple[int, ...], first: Capture, setting: 
             given = torch.zeros(1, *shape, dtype=next(iter(first.before.values())).dtype)
             output = probed(given)
     except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError) as error:
-        reason = str(error).strip().partition("\n")[0][:200]
+        reason = one_line(error)
         raise FedveilError(
             f"the model {type(model).__name__} does not take inputs of shape {shape}: {reason}"
         ) from None
@@ -230,5 +230,5 @@ def _built(spec: ModelSpec | FileModel, shape: tuple[int, ...], classes: int, ca
         capture.check(outline)
         return spec.build(shape, classes)
     except (RuntimeError, ValueError, TypeError, OverflowError) as error:
-        reason = str(error).strip().partition("\n")[0][:200]
+        reason = one_line(error)
         raise FedveilError(f"the capture's model cannot be built: {reason}; give it (--model lenet)") from None

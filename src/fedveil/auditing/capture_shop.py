@@ -20,6 +20,7 @@ from fedveil.auditing.capture_checks import (
 )
 from fedveil.auditing.capture_truth import Data, OneTruth, originals_of, others_of, read_truths
 from fedveil.auditing.experiment import Experiment
+from fedveil.auditing.requirements import check_settings
 from fedveil.auditing.settings import AuditSettings
 from fedveil.auditing.store import Store
 from fedveil.auditing.workshop import Case
@@ -99,13 +100,7 @@ def _with_normalization(asked: Asked) -> CaptureSetting:
 def _settings(given: AuditSettings, captures: Sequence[Capture], known: Attackable) -> AuditSettings:
     """The settings with what the captures say of themselves."""
     first, chain = captures[0], known.chain
-    if given.candidates < 2:
-        raise FedveilError("an image cannot be told from others with 1 candidate: use at least 2 (candidates)")
-    if given.attackers == "adaptive" and chain.defenses and not chain.states_knowledge:
-        raise FedveilError(
-            f"{chain} does not say what an attacker who knows it would do: give its class `knowledge`, or attack with "
-            "attackers='naive'"
-        )
+    check_settings(given, chain)
     return replace(
         given,
         victims=len(captures),

@@ -25,7 +25,6 @@ from fedveil.clients.compiling import compiler_found
 from fedveil.defenses.base import Defense
 from fedveil.defenses.chain import Chain
 from fedveil.defenses.updates import Updates
-from fedveil.federation.checkpoint import configuration
 from fedveil.fields import field_values
 from fedveil.streams import Streams
 from fedveil.tasks.fingerprint import fingerprint
@@ -153,6 +152,3 @@ def training_key(trained: Mapping[str, Any], chain: Chain, computed: Sequence[An
 def attack_key(attack: Attack, scene: Scene, fitted: str) -> str:
     """Of an attack on a scene, after it learned what has the key `fitted`."""
     return content_key("attack", attack=described(attack), scene=of_scene(scene), fitted=fitted)
-
-
-__all__ = ["attack_key", "configuration", "content_key", "described", "described_chain", "of_scene", "training_key"]

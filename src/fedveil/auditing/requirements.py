@@ -5,6 +5,7 @@ from __future__ import annotations
 from fedveil.attacks.base import Attack
 from fedveil.auditing.experiment import Experiment
 from fedveil.auditing.settings import AuditSettings
+from fedveil.defenses.chain import Chain
 from fedveil.errors import FedveilError
 from fedveil.leakage.modality import Modality
 from fedveil.tasks.task import Task
@@ -15,13 +16,7 @@ def check_experiment(experiment: Experiment, task: Task, modality: Modality) -> 
     chain, federation, settings = experiment.chain, experiment.federation, experiment.audit
     chain.check_message(federation.message)
     _check_rounds(experiment)
-    if settings.candidates < 2:
-        raise FedveilError("an image cannot be told from others with 1 candidate: use at least 2 (candidates)")
-    if settings.attackers == "adaptive" and chain.defenses and not chain.states_knowledge:
-        raise FedveilError(
-            f"{chain} does not say what an attacker who knows it would do: give its class `knowledge`, or attack with "
-            "attackers='naive'"
-        )
+    check_settings(settings, chain)
     for each in experiment.attacks:
         _check_attack(each, task, settings, modality)
     if task.labels is not None:
@@ -36,6 +31,17 @@ def check_experiment(experiment: Experiment, task: Task, modality: Modality) -> 
             f"there are {len(task.test)}"
         )
     modality.check(task, settings.tools)
+
+
+def check_settings(settings: AuditSettings, chain: Chain) -> None:
+    """Refuse settings under which nothing could be judged, whoever made the updates."""
+    if settings.candidates < 2:
+        raise FedveilError("an image cannot be told from others with 1 candidate: use at least 2 (candidates)")
+    if settings.attackers == "adaptive" and chain.defenses and not chain.states_knowledge:
+        raise FedveilError(
+            f"{chain} does not say what an attacker who knows it would do: give its class `knowledge`, or attack with "
+            "attackers='naive'"
+        )
 
 
 def _check_rounds(experiment: Experiment) -> None:

@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -211,8 +211,3 @@ def _listed(stage: StageName, place: Path) -> Listed:
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def total_bytes(tensors: Iterable[Tensor]) -> int:
-    """What tensors would take in an entry: of a number that is expanded over an axis, all of it."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

@@ -15,8 +15,6 @@ from fedveil.errors import FedveilError, unknown_name
 from fedveil.fields import field_values
 from fedveil.workers import Workers
 
-# Where and how a run is shown is no part of what it is: these are not written down with it.
-NOT_KEPT = ("out", "overwrite", "json", "quiet", "fail_if", "store")
 FINDINGS = ("exposed", "partly-exposed", "not-judged")  # the status of an audit that --fail-if can name
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from fedveil.clients.engine import Backend, Engine, Tensors
 from fedveil.defenses.base import Defense
 from fedveil.defenses.chain import Chain, ClientStates
-from fedveil.errors import FedveilError
+from fedveil.errors import FedveilError, one_line
 from fedveil.federation.capture import Captured
 from fedveil.federation.checkpoint import Machinery, RunState
 from fedveil.federation.client_memory import ClientMemory
@@ -156,7 +156,7 @@ def _try_memories(prepared: Prepared, states: ClientStates, path: Path) -> None:
         try:
             dry_step(prepared, states, client)
         except (RuntimeError, LookupError, ValueError, TypeError) as error:
-            reason = str(error).strip().partition("\n")[0][:200]
+            reason = one_line(error)
             raise FedveilError(
                 f"{path} does not fit this run: what client {client} remembers is nothing for {chain} ({reason}); "
                 "start anew without resume"
