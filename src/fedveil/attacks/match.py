@@ -13,15 +13,32 @@ import torch
 from torch import Tensor
 
 Update = Mapping[str, Tensor]
-MatchName = Literal["l2", "cosine", "layer-cosine", "l1-l2"]
+MatchName = Literal["l2", "relative-l2", "cosine", "layer-cosine", "l1-l2"]
 # Keeps a zero update from dividing by zero: the square of a norm far below any real one. Not smaller, or the slope
 # of the inverse root at zero would leave float32.
 _TINY = 1e-24
+_SQUARES = "sum of squares"  # no parameter has spaces in its name
 
 
 def l2(update: Update, target: Update, weight: Update) -> Tensor:
     """Weighted sum of squared differences (DLG)."""
     return _total((weight[n] * (update[n] - target[n]).square()).sum() for n in target)
+
+
+def relative_aim(target: Update, weight: Update) -> Update:
+    """The target, and the weighted sum of its squares: what distances are measured by."""
+    total = _total((weight[n] * target[n].square()).sum() for n in target)
+    return {**target, _SQUARES: total}
+
+
+def relative_l2(update: Update, aim: Update, weight: Update) -> Tensor:
+    """The weighted sum of squared differences over that of the target's squares: 0 is a match, 1 is no better than 0.
+
+    Beside the cosine, which is blind to it, this knows the size of an update; and it stands in the same proportion to
+    priors whatever that size is.
+    """
+    target = {n: tensor for n, tensor in aim.items() if n != _SQUARES}
+    return l2(update, target, weight) / (aim[_SQUARES] + _TINY)
 
 
 def direction(target: Update, weight: Update) -> Update:
@@ -79,6 +96,7 @@ cosine = Match(direction, cosine_to)
 layer_cosine = Match(layer_directions, layer_cosine_to)
 MATCHES: dict[MatchName, Match] = {
     "l2": Match(_as_it_is, l2),
+    "relative-l2": Match(relative_aim, relative_l2),
     "cosine": cosine,
     "layer-cosine": layer_cosine,
     "l1-l2": Match(_as_it_is, l1_l2),

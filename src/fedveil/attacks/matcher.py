@@ -20,15 +20,15 @@ from torch import Tensor
 from torch.func import grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fedveil.attacks.candidate import Variables
+from fedveil.attacks.candidate import Found, Learned, Variables
 from fedveil.attacks.finding import Reconstruction
 from fedveil.attacks.grouped_convolutions import compile_stacked
 from fedveil.attacks.labels import read_label, recover_labels
-from fedveil.attacks.match import MATCHES, MatchName
+from fedveil.attacks.match import MATCHES
 from fedveil.attacks.notes import Counter, Notes, better
 from fedveil.attacks.optimizers import LABELS, Descent
 from fedveil.attacks.problem import Problem
-from fedveil.attacks.recipe import LabelsFrom, Recipe
+from fedveil.attacks.recipe import LabelsFrom, Objective, Phase, Recipe
 from fedveil.attacks.scene import Workbench
 from fedveil.attacks.unrolled import after_steps, unrolled
 from fedveil.attacks.without_dropout import dropout_off, without_dropout
@@ -94,7 +94,7 @@ def matcher_for(problem: Problem, recipe: Recipe, bench: Workbench, before: Step
     if made.backend != "compiled":
         return made
     try:
-        key = hashlib.sha256(pack((made.form, problem.model, problem.loss, problem.simulate))).hexdigest()
+        key = hashlib.sha256(pack((made.form, problem.model, problem.loss))).hexdigest()
     except FedveilError:  # a loss or a defense of the user's own that cannot be told from others by its bytes
         return made
     known = _matchers.setdefault(key, made)
@@ -109,27 +109,27 @@ class Matcher:
 
     def __init__(self, problem: Problem, recipe: Recipe, bench: Workbench, before: StepsBefore | None = None) -> None:
         self.recipe = recipe
-        self._simulate = problem.simulate
         self._local = problem.local
         self._before = before
         self._one_model = problem.params.repeated or problem.count == 1
         # Numbers of large models take longer to read than to compute with. Only where all entries of each victim's
         # tensors have one weight is that left out.
-        self._even = all(is_one_number(tensor) for tensor in problem.weight.values())
+        self._even = not recipe.reweighs and all(is_one_number(tensor) for tensor in problem.weight.values())
         self._engine = Engine(problem.model, problem.loss, backend="stacked")
         self.chunk = bench.chunk or victims_at_a_time(problem)
-        self._functions: dict[tuple[bool, MatchName], Callable[..., Any]] = {}
+        self._functions: dict[tuple[bool, Objective], Callable[..., Any]] = {}
         self.backend = self._choose(problem, bench.backend)
-        # All that the compiled functions depend on, beside model, loss and simulation.
+        # All that the compiled functions depend on, beside model and loss.
         shapes = {name: (tuple(t.shape[1:]), t.dtype) for name, t in problem.target.items()}
-        inputs = (problem.batch_size, problem.shape, problem.classes, problem.labels is None)
+        learned = {name: (tuple(t.shape), t.dtype) for name, t in problem.learned.items()}
+        inputs = (problem.batch_size, problem.shape, problem.classes, problem.labels is None, learned)
         self.form = repr((recipe, self._local, before, self._one_model, self._even, self.chunk, shapes, inputs))
 
     # ---- the objective of one victim -------------------------------------------------------------------
 
-    def _objective(self, match: MatchName, update_of: Callable[..., Tensors]) -> Callable[..., tuple[Tensor, Tensor]]:
+    def _objective(self, of: Objective, update_of: Callable[..., Tensors]) -> Callable[..., tuple[Tensor, Tensor]]:
         """A function of one victim's variables and what is fixed: cost with priors, and cost without."""
-        compare = MATCHES[match].of
+        compare = MATCHES[of.match].of
 
         def objective(
             variables: Variables,
@@ -138,16 +138,14 @@ class Matcher:
             aim: Tensors,
             weight: Tensors,
             labels: Tensor,
-            noise: Tensor,
+            learned: Learned,
         ) -> tuple[Tensor, Tensor]:
-            inputs = self.recipe.candidate.decode(variables)
-            seen = inputs
-            for place, simulate in enumerate(self._simulate):
-                seen = simulate(seen, noise[place])
+            inputs = of.candidate.decode(variables, learned)
             chosen = variables[LABELS].softmax(-1) if LABELS in variables else labels
-            matched = compare(update_of(params, buffers, seen, chosen), aim, weight)
-            total = matched
-            for prior in self.recipe.priors:
+            matched = compare(update_of(params, buffers, inputs, chosen), aim, weight)
+            own = of.candidate.cost(variables)
+            total = matched if own is None else matched + own
+            for prior in of.priors:
                 total = total + prior(inputs)
             return total, matched
 
@@ -181,31 +179,31 @@ class Matcher:
     # ---- the same for a chunk of victims ----------------------------------------------------------------
 
     def _evaluate(
-        self, variables: Variables, fixed: tuple[Any, ...], match: MatchName, backend: Backend | None = None
+        self, variables: Variables, fixed: tuple[Any, ...], of: Objective, backend: Backend | None = None
     ) -> tuple[Tensors, Tensor]:
         """The gradient of every victim's objective in its variables, and the costs without priors."""
         backend = backend or self.backend
         if backend == "loop":
-            return self._looped(variables, fixed, match)
+            return self._looped(variables, fixed, of)
         compiled = backend == "compiled"
-        if (compiled, match) not in self._functions:
+        if (compiled, of) not in self._functions:
             shared = None if self._one_model else 0
-            objective = self._objective(match, self._update)
-            stacked = vmap(grad(objective, has_aux=True), in_dims=(0, shared, 0, 0, 0, 0, 0))
+            objective = self._objective(of, self._update)
+            stacked = vmap(grad(objective, has_aux=True), in_dims=(0, shared, 0, 0, 0, 0, None))
             at = (variables, *fixed)
             made = compile_stacked(stacked, at, self._engine.model) if compiled else stacked
-            self._functions[compiled, match] = made
-        return self._functions[compiled, match](variables, *fixed)  # type: ignore[no-any-return]
+            self._functions[compiled, of] = made
+        return self._functions[compiled, of](variables, *fixed)  # type: ignore[no-any-return]
 
-    def _looped(self, variables: Variables, fixed: tuple[Any, ...], match: MatchName) -> tuple[Tensors, Tensor]:
-        params, buffers, aim, weight, labels, noise = fixed
-        objective = self._objective(match, self._plain_update)
+    def _looped(self, variables: Variables, fixed: tuple[Any, ...], of: Objective) -> tuple[Tensors, Tensor]:
+        params, buffers, aim, weight, labels, learned = fixed
+        objective = self._objective(of, self._plain_update)
         gradients, costs = [], []
         for v in range(len(labels)):
             live = {name: tensor[v].detach().requires_grad_() for name, tensor in variables.items()}
             own = params if self._one_model else {n: t[v] for n, t in params.items()}
             buffer, goal, trust = ({n: t[v] for n, t in part.items()} for part in (buffers, aim, weight))
-            total, matched = objective(live, own, buffer, goal, trust, labels[v], noise[v])
+            total, matched = objective(live, own, buffer, goal, trust, labels[v], learned)
             found = torch.autograd.grad(total, list(live.values()))
             gradients.append(dict(zip(live, found, strict=True)))
             costs.append(matched.detach())
@@ -223,71 +221,90 @@ class Matcher:
             parts.append(done if len(fill) == len(index) else done.rows(slice(0, len(index))))
         return parts[0] if len(parts) == 1 else Reconstruction.concat(parts)
 
-    def _fixed(self, problem: Problem, match: MatchName) -> tuple[Any, ...]:
-        """What does not change while a chunk of victims is attacked."""
+    def _fixed(self, problem: Problem, of: Objective) -> tuple[Any, ...]:
+        """What does not change over a phase."""
         params = problem.params.row(0) if self._one_model else dict(problem.params)
         labels = problem.labels
         if labels is None:  # optimized: the function still takes some
             labels = torch.zeros(problem.count, problem.batch_size, dtype=torch.int64, device=problem.like.device)
         weight = {name: one_number(t) if self._even else t.contiguous() for name, t in problem.weight.items()}
         with torch.no_grad():
-            aim = vmap(MATCHES[match].aim)(dict(problem.target), weight)
+            aim = vmap(MATCHES[of.match].aim)(dict(problem.target), weight)
         parts = (params, dict(problem.buffers), aim, weight)
         # Weights of a live model would drag its autograd along.
-        return *({name: tensor.detach() for name, tensor in part.items()} for part in parts), labels
+        return *({name: tensor.detach() for name, tensor in part.items()} for part in parts), labels, problem.learned
 
-    def _start(self, problem: Problem, attempt: int) -> Variables:
+    def _start(self, problem: Problem, attempt: int, of: Objective, found: Found | None = None) -> Variables:
         streams = problem.streams.fold("start", attempt)
-        variables = self.recipe.candidate.start(problem, streams)
+        variables = of.candidate.start(problem, streams, found)
         if problem.labels is None:
             assert problem.classes is not None
-            variables[LABELS] = streams.normal(problem.batch_size, problem.classes).to(problem.like)
+            fresh = streams.normal(problem.batch_size, problem.classes).to(problem.like)
+            variables[LABELS] = fresh if found is None else found.variables[LABELS]
         return variables
 
-    def _decoded(self, variables: Variables) -> Tensor:
-        return vmap(self.recipe.candidate.decode)(variables)
+    def _decoded(self, variables: Variables, problem: Problem, of: Objective) -> Tensor:
+        return vmap(of.candidate.decode, in_dims=(0, None))(variables, problem.learned)
+
+    def _reweighed(self, problem: Problem, inputs: Tensor, variables: Variables) -> Problem:
+        """The problem with the trust in each entry that the inputs found so far give it."""
+        if problem.reweight is None:
+            return problem
+        made = self._updates(problem, inputs, variables)
+        return replace(problem, weight=problem.reweight(problem.target, made))
+
+    def _updates(self, problem: Problem, inputs: Tensor, variables: Variables) -> Tree:
+        """What clients with the inputs found so far would have shared, as gradients."""
+        rows = []
+        labels = variables[LABELS].softmax(-1) if problem.labels is None else problem.labels
+        for v in range(problem.count):  # a few times in an attack: not worth a compiled function
+            buffers = {name: buffer.clone() for name, buffer in problem.buffers.row(v).items()}
+            made = self._plain_update(problem.params.row(v), buffers, inputs[v].detach(), labels[v])
+            rows.append({name: tensor.detach() for name, tensor in made.items()})
+        return Tree.stack(rows)
 
     def _chunk(self, problem: Problem, attempt: int, counter: Counter, scratch: Path | None) -> Reconstruction:
         begun = time.perf_counter()
-        variables = self._start(problem, attempt)
-        like = problem.like
-        shape = (problem.batch_size, *problem.shape)
-        noise_streams = problem.streams.fold("noise", attempt)
-        notes = Notes(self.recipe.steps, (problem.count, *shape), scratch)
-
-        def evaluating(match: MatchName) -> Callable[[Variables], tuple[Tensors, Tensor]]:
-            fixed = self._fixed(problem, match)
-            no_noise = like.new_zeros(problem.count, 0)
-
-            def evaluate(at: Variables) -> tuple[Tensors, Tensor]:
-                noise = noise_streams.normal(len(self._simulate), *shape).to(like) if self._simulate else no_noise
-                return self._evaluate(at, (*fixed, noise), match)
-
-            return evaluate
-
-        def after(at: Variables) -> None:
-            if notes.wanted:
-                notes.after(self._decoded(at))
-            counter.add()
-
-        def project(at: Variables) -> None:
-            self.recipe.candidate.project(at, problem)
-
-        evaluate = evaluating(self.recipe.match)
+        notes = Notes(self.recipe.steps, (problem.count, problem.batch_size, *problem.shape), scratch)
+        found, cost = None, problem.like.new_full((problem.count,), torch.nan)
         for phase in self.recipe.tries[attempt]:
-            evaluate = evaluating(phase.match or self.recipe.match)
-            descent = Descent(evaluate, project, notes.before, after)
-            variables = phase.optimizer.minimize(variables, phase.steps, descent)
-        labels = problem.labels if problem.labels is not None else variables[LABELS].argmax(-1)
+            of = self.recipe.objective(phase)
+            if phase.reweighs and found is not None:
+                problem = self._reweighed(problem, *found)
+            found, cost = self._phase(problem, phase, self._start(problem, attempt, of, found), notes, counter)
+        assert found is not None
+        labels = problem.labels if problem.labels is not None else found.variables[LABELS].argmax(-1)
         return Reconstruction(
-            inputs=self._decoded(variables),
+            inputs=found.inputs,
             labels=labels,
-            cost=evaluate(variables)[1],
+            cost=cost,
             seconds=time.perf_counter() - begun,
             steps=notes.steps,
             costs=torch.stack(notes.costs, 1),
             iterates=notes.iterates,
         )
+
+    def _phase(
+        self, problem: Problem, phase: Phase, start: Variables, notes: Notes, counter: Counter
+    ) -> tuple[Found, Tensor]:
+        """What one phase comes to, and the final costs without priors."""
+        of = self.recipe.objective(phase)
+        fixed = self._fixed(problem, of)
+
+        def evaluate(at: Variables) -> tuple[Tensors, Tensor]:
+            return self._evaluate(at, fixed, of)
+
+        def after(at: Variables) -> None:
+            if notes.wanted:
+                notes.after(self._decoded(at, problem, of))
+            counter.add()
+
+        def project(at: Variables) -> None:
+            of.candidate.project(at, problem)
+
+        descent = Descent(evaluate, project, notes.before, after)
+        variables = phase.optimizer.minimize(start, phase.steps, descent)
+        return Found(self._decoded(variables, problem, of), variables), evaluate(variables)[1]
 
     # ---- the backend --------------------------------------------------------------------------------------
 
@@ -296,10 +313,13 @@ class Matcher:
         if backend == "loop":
             return "loop"
         some = problem.rows(slice(0, min(self.chunk, problem.count)))
-        noise = some.like.new_zeros(some.count, len(self._simulate), some.batch_size, *some.shape)
-        match = self.recipe.match
         try:
-            self._evaluate(self._start(some, 0), (*self._fixed(some, match), noise), match, backend="stacked")
+            found = None
+            for phase in self.recipe.tries[0]:
+                of = self.recipe.objective(phase)
+                at = self._start(some, 0, of, found)
+                self._evaluate(at, self._fixed(some, of), of, backend="stacked")
+                found = Found(self._decoded(at, some, of), at)
         except Exception as error:  # whatever a foreign module raises under vmap is the reason
             reason = one_line(error)
             if backend != "auto":

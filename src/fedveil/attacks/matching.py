@@ -57,7 +57,7 @@ class GradientMatching(Attack):
 
     def run(self, scene: Scene, fitted: Any = None) -> Reconstruction:
         """Match the update of every victim."""
-        return match(Problem.of(scene), self.checked_recipe(), scene.bench)
+        return match(Problem.of(scene, fitted), self.checked_recipe(), scene.bench)
 
     def estimate(self, scene: Scene) -> Work:
         """The steps of all tries and chunks, and what they take uncompiled."""

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from fedveil.attacks.candidate import Learned
 from fedveil.attacks.scene import LocalSteps, Scene
 from fedveil.clients.engine import Loss
-from fedveil.defenses.base import StepsBefore
+from fedveil.defenses.base import Reweight, StepsBefore
 from fedveil.streams import Streams
 from fedveil.tree import Tree
 
@@ -37,11 +38,12 @@ class Problem:
     labels: Tensor | None = None  # (V, B) where they are known
     box: tuple[Tensor, Tensor] | None = None  # lowest and highest valid input, broadcast to `shape`
     local: LocalSteps | None = None  # unroll these steps instead of matching one gradient
-    simulate: tuple[Callable[[Tensor, Tensor], Tensor], ...] = ()  # see Knowledge
+    learned: Learned = field(default_factory=dict)  # what the attack fitted, for candidates that need it
+    reweight: Reweight | None = None  # see Knowledge
     before: tuple[StepsBefore, ...] = ()  # steps that the victim may have made first: try each; keep the lowest cost
 
     @classmethod
-    def of(cls, scene: Scene) -> Self:
+    def of(cls, scene: Scene, learned: Learned | None = None) -> Self:
         """What an attacker who has this scene matches."""
         known, public = scene.knowledge(), scene.public
         return cls(
@@ -58,7 +60,8 @@ class Problem:
             labels=scene.labels,
             box=public.layout.box,
             local=scene.local,
-            simulate=known.simulate,
+            learned=learned or {},
+            reweight=known.reweight,
             before=known.before,
         )
 

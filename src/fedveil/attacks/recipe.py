@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 from fedveil.attacks.candidate import Candidate, Pixels
 from fedveil.attacks.match import MATCHES, MatchName
@@ -13,6 +13,14 @@ from fedveil.attacks.priors import Prior
 LabelsFrom = Literal["known", "idlg", "recovered", "optimized"]
 
 
+class Objective(NamedTuple):
+    """What is moved and what is made small in one phase: all of a recipe that a compiled function depends on."""
+
+    match: MatchName
+    candidate: Candidate
+    priors: tuple[Prior, ...]
+
+
 @dataclass(frozen=True)
 class Phase:
     """Some steps of one optimizer. It starts from what the phase before it found."""
@@ -20,6 +28,9 @@ class Phase:
     steps: int
     optimizer: Optimizer = field(default_factory=Adam)
     match: MatchName | None = None  # another one than the recipe's
+    candidate: Candidate | None = None  # another one than the recipe's
+    priors: tuple[Prior, ...] | None = None  # others than the recipe's
+    reweighs: bool = False  # first trust every entry anew, by how well the inputs found so far explain it
 
 
 @dataclass(frozen=True)
@@ -31,6 +42,28 @@ class Recipe:
     priors: tuple[Prior, ...] = ()
     tries: tuple[tuple[Phase, ...], ...] = ((Phase(1600),),)  # each of some phases; the lowest final cost wins
     labels: LabelsFrom = "known"
+
+    def objective(self, phase: Phase) -> Objective:
+        """That of a phase."""
+        return Objective(
+            phase.match or self.match,
+            phase.candidate or self.candidate,
+            self.priors if phase.priors is None else phase.priors,
+        )
+
+    @property
+    def objectives(self) -> list[Objective]:
+        """All that occur, each once."""
+        found: list[Objective] = []
+        for phase in (phase for phases in self.tries for phase in phases):
+            if self.objective(phase) not in found:
+                found.append(self.objective(phase))
+        return found
+
+    @property
+    def reweighs(self) -> bool:
+        """Whether any phase trusts entries anew."""
+        return any(phase.reweighs for phases in self.tries for phase in phases)
 
     @property
     def steps(self) -> int:
@@ -44,8 +77,10 @@ class Recipe:
 
     def wrong(self) -> str | None:
         """What the engine cannot do of these choices, in one line: they may be a stranger's."""
-        if self.match not in MATCHES:
-            return f"match must be one of {', '.join(MATCHES)} (got {self.match!r:.80})"
+        matches = [self.match, *(phase.match for phases in self.tries for phase in phases if phase.match)]
+        for match in matches:
+            if match not in MATCHES:
+                return f"match must be one of {', '.join(MATCHES)} (got {match!r:.80})"
         if self.labels not in get_args(LabelsFrom):
             return f"labels must be one of {', '.join(get_args(LabelsFrom))} (got {self.labels!r:.80})"
         if not self.tries or not all(self.tries):

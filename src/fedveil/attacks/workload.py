@@ -41,7 +41,8 @@ def steps_in_all(problem: Problem, recipe: Recipe, chunk: int | None = None) -> 
 
 def worth_compiling(problem: Problem, recipe: Recipe, chunk: int) -> bool:
     """Whether compiling would save clearly more time than it takes."""
-    return SERVED * chunk_seconds(problem, recipe, chunk) * COMPILED_SAVES > 2 * COMPILE_SECONDS
+    compiling = COMPILE_SECONDS * len(recipe.objectives)
+    return SERVED * chunk_seconds(problem, recipe, chunk) * COMPILED_SAVES > 2 * compiling
 
 
 def attack_seconds(problem: Problem, recipe: Recipe, chunk: int | None = None) -> float:

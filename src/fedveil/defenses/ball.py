@@ -70,19 +70,6 @@ class Ring:
         size = self.length(direction)
         return (direction / size.clamp_min(TINY) * length.reshape(size.shape)).to(like.dtype)
 
-    def farthest(self, noise: Tensor, axes: int = 1) -> Tensor:
-        """Standard normal noise turned into a random δ of the greatest length, where searches for δ usually end."""
-        if self.norm == "linf":
-            return noise.sign() * self.high
-        wide = at_least_single(noise)
-        return (wide / self.length(wide, axes).clamp_min(TINY) * self.high).to(noise.dtype)
-
-    def clamped(self, draw: Tensor, axes: int = 1) -> Tensor:
-        """A draw with its length brought into the ring, in a form that supports `vmap`; zero stays zero."""
-        wide = at_least_single(draw)
-        length = self.length(wide, axes)
-        return (wide / length.clamp_min(TINY) * length.clamp(self.low, self.high)).to(draw.dtype)
-
 
 def require_real_inputs(batch: ClientBatch, name: str) -> None:
     """Refuse to perturb whole numbers, such as tokens: between them there is nothing to move to."""

@@ -72,6 +72,9 @@ class StepsBefore:
     lr: float
 
 
+Reweight = Callable[[Tree, Tree], Tree]  # (target, a candidate's own update) -> trust in each entry
+
+
 @dataclass(frozen=True)
 class Knowledge:
     """What an attacker who knows the defense matches in place of the raw update.
@@ -82,9 +85,12 @@ class Knowledge:
 
     target: Tree
     weight: Tree
-    # For defenses that perturb the data: functions of candidate inputs and standard normal noise of their shape, run
-    # in this order, that give what the gradient was taken at. The attack draws the noise anew at every step.
-    simulate: tuple[Callable[[Tensor, Tensor], Tensor], ...] = ()
+    # For defenses that hide which entries are right: the trust in each entry, given the target and what a candidate for
+    # the inputs would have sent (methods that alternate between the two get further than any first guess).
+    reweight: Reweight | None = None
+    # For defenses that perturb the data: how far, in the model's input space, an entry of the inputs may have been
+    # moved. The attacker looks for what the gradient was taken at, and then for what the defense made that of.
+    reach: float = 0.0
     # For defenses that move the weights first: what may have happened. An attacker tries each; keeps the lowest cost.
     before: tuple[StepsBefore, ...] = ()
 
@@ -155,6 +161,13 @@ class Defense:
     def perturb(self, batch: ClientBatch) -> Inputs:
         """Change the inputs before the gradient is taken."""
         return batch.inputs
+
+    def moves(self, batch: ClientBatch) -> Inputs:
+        """Where, to first order, the shared gradient is taken: what an attacker who inverts it exactly would see.
+
+        The attacker asks this of candidates, and has none of the client's other data.
+        """
+        return self.perturb(batch)
 
     def gradient(self, batch: ClientBatch) -> StepResult:
         """The whole step, for a defense that must own it. At most one in a chain."""

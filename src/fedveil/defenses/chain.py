@@ -30,6 +30,7 @@ from fedveil.defenses.none import NoDefense
 from fedveil.errors import FedveilError
 from fedveil.registry import defenses as registry
 from fedveil.streams import Streams
+from fedveil.tasks.inputs import Inputs
 from fedveil.tree import Tree, require_real
 
 _BETWEEN = r"\+(?=\s*[A-Za-z])"  # a name follows; the plus sign of 1e+06 stays
@@ -162,6 +163,13 @@ class Chain:
                 batch = replace(batch, inputs=defense.perturb(batch.at(position, states[position])))
         return batch
 
+    def moved(self, batch: ClientBatch) -> Inputs:
+        """Where, to first order, the gradient of this batch would be taken. Nothing is remembered."""
+        for position, defense in self._at("data"):
+            if batch.targets.shape[1]:
+                batch = replace(batch, inputs=defense.moves(batch.at(position, {})))
+        return batch.inputs
+
     # ---- a step in micro-batches -----------------------------------------------------------------------
 
     def check_adds_up(self) -> None:
@@ -252,7 +260,13 @@ class Chain:
         for defense in reversed(self.defenses):
             step = defense.knowledge(known.target, facts)
             weight = step.weight.combine(known.weight, torch.mul)
-            known = Knowledge(step.target, weight, step.simulate + known.simulate, step.before + known.before)
+            known = Knowledge(
+                step.target,
+                weight,
+                reweight=step.reweight or known.reweight,
+                reach=step.reach + known.reach,
+                before=step.before + known.before,
+            )
         return known
 
     @property

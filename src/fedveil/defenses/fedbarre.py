@@ -183,19 +183,20 @@ class FedBARRE(Defense):
         return Guarantee("Formal guarantee: none; the paper's budget is not a privacy parameter of the mechanism.")
 
     def knowledge(self, observed: Tree, facts: Facts) -> Knowledge:
-        """The update as it is, matched after the local steps and in expectation over the perturbation's random start.
+        """The update as it is, matched after the local steps, at inputs that may have moved.
 
         To first order the shared gradient is the one at x + (1−λ)δ. It was taken at θ_m* and not at w: the attacker
         repeats the m·E steps for every m that may have been chosen.
         """
         plain = super().knowledge(observed, facts)
         before = tuple(StepsBefore(m * self.epochs, self.lr) for m in range(1, self.models + 1)) if self.lr else ()
-        return replace(plain, simulate=(self.simulate,) if self.high and self.lam < 1 else (), before=before)
+        return replace(plain, reach=(1 - self.lam) * self.high, before=before)
 
-    def simulate(self, inputs: Tensor, noise: Tensor) -> Tensor:
-        """Candidate inputs (B, ...) moved by (1−λ)·δ with a random δ made of standard normal noise."""
-        delta = self.ring.clamped(self._sigma(math.prod(inputs.shape[1:])) * noise)
-        return inputs + (1 - self.lam) * delta
+    def moves(self, batch: ClientBatch) -> Inputs:
+        """x + (1−λ)δ with the first model's δ: the others start from weights that the attacker only guesses."""
+        require_real_inputs(batch, self.name)
+        delta = self._perturbation(batch, batch.params, batch.streams.fold("model", 0, "epoch", 0))
+        return batch.with_perturbed(batch.perturbed + (1 - self.lam) * delta)
 
     def measures(self, update: Tree) -> dict[str, float]:
         """What the local training costs."""

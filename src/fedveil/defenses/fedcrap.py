@@ -49,10 +49,5 @@ class FedCRAP(FedEM):
         inside = super()._project(torch.where(focus, delta, 0.0), focus, streams)
         return torch.where(focus, inside, delta)
 
-    def _sparse(self, noise: Tensor) -> Tensor:
-        """The support of one step: where sign steps are longer than the ball, only the last one is left."""
-        mask = top_share(noise, self.share, axes=1, channels_together=self._by_pixel(noise, 1))
-        return torch.where(mask, noise, 0.0)
-
     def _by_pixel(self, values: Tensor, axes: int) -> bool:
         return self.channels_together and values.dim() == axes + 3

@@ -147,19 +147,13 @@ class FedEM(Defense):
         )
 
     def knowledge(self, observed: Tree, facts: Facts) -> Knowledge:
-        """The update as it is, matched in expectation over a random perturbation of the greatest size.
+        """The gradient is exact, at x+δ, and δ follows from x but for its random start: invert, then replay.
 
-        The true δ lies at the edge of the ball too; only its direction follows from the data.
+        No entry moves by more than the radius, nor by more than all sign steps together; the random start, which they
+        soon outweigh, is left out of that.
         """
-        plain = super().knowledge(observed, facts)
-        return replace(plain, simulate=(self.simulate,) if self.radius else ())
-
-    def simulate(self, inputs: Tensor, noise: Tensor) -> Tensor:
-        """Candidate inputs (B, ...) with a random perturbation made of standard normal noise."""
-        return inputs + self.ring.farthest(self._sparse(noise)) / self._unit(inputs, axes=1)
-
-    def _sparse(self, noise: Tensor) -> Tensor:
-        return noise
+        most = min(self.radius, self.alpha * self.steps) if self.step == "sign" else self.radius
+        return replace(super().knowledge(observed, facts), reach=most / min(self.std, default=1.0))
 
     def measures(self, update: Tree) -> dict[str, float]:
         """What the search costs."""

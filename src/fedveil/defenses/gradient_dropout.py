@@ -19,6 +19,7 @@ _FITTED = 10_000  # entries of a tensor that its distribution is fitted to: more
 _TINY = 1e-200  # keeps logarithms of variances finite
 
 
+_MEDIAN = 0.6745  # of |N(0, 1)|
 DOUBT = 0.01  # the share of decoys among entries that look certain: bounds their weight
 
 
@@ -79,7 +80,27 @@ class GradientDropout(Defense):
             dropped = 1 - self._posterior(matrix(tensor)).reshape(tensor.shape)
             return DOUBT / (dropped + DOUBT)
 
-        return Knowledge(target=observed * self.keep, weight=observed.map(trust))
+        again = self.reweight if self.keep < 1 else None
+        return Knowledge(target=observed * self.keep, weight=observed.map(trust), reweight=again)
+
+    def reweight(self, target: Tree, made: Tree) -> Tree:
+        """P(kept) of every entry, given what a candidate would have sent: entries that agree with it were kept.
+
+        A kept entry differs from the candidate's by the candidate's own error, N(0, s²) with one s for each tensor; a
+        decoy is N(0, sigma²). At least keep/2 of the entries are kept and agree better than the others, so s is read
+        off that quantile of the differences.
+        """
+
+        def trust(aim: Tensor, own: Tensor) -> Tensor:
+            values, off = matrix(aim).double() / self.keep, (matrix(aim) - matrix(own)).double().abs()
+            spread = root_mean_square(matrix(own).double()) if self.match_spread else off.new_tensor([[self.sigma]])
+            # The median of |N(0, 1)| is 0.6745.
+            error = (_quantile(off, self.keep / 2) / _MEDIAN).clamp_min(torch.finfo(aim.dtype).tiny)
+            kept = math.log(self.keep) + log_normal_density(off, error) + math.log(self.keep)
+            decoy = math.log1p(-self.keep) + log_normal_density(values, spread.clamp_min(_TINY))
+            return torch.sigmoid(kept - decoy).reshape(aim.shape).to(aim.dtype)
+
+        return target.combine(made, trust)
 
     def _posterior(self, values: Tensor) -> Tensor:
         """P(kept | value) for every entry of one tensor of each client: shape (K, n)."""
@@ -182,6 +203,12 @@ def _fit_shares(square: Tensor, prior: Tensor, decoy: Tensor, variance: Tensor, 
         mass = duty.sum(1) + 1 / components
         share = mass / mass.sum(1, keepdim=True)
     return share
+
+
+def _quantile(values: Tensor, share: float) -> Tensor:
+    """The `share` quantile of every row (K, n), shape (K, 1): torch's own takes no more than 16 million entries."""
+    place = min(int(share * values.shape[1]), values.shape[1] - 1)
+    return values.kthvalue(place + 1, dim=1, keepdim=True).values
 
 
 def log_normal(square: Tensor, variance: Tensor) -> Tensor:
