@@ -27,6 +27,7 @@ from fedveil.attacks.labels import read_label, recover_labels
 from fedveil.attacks.match import MATCHES
 from fedveil.attacks.notes import Counter, Notes, better
 from fedveil.attacks.optimizers import LABELS, Descent
+from fedveil.attacks.priors import Box
 from fedveil.attacks.problem import Problem
 from fedveil.attacks.recipe import LabelsFrom, Objective, Phase, Recipe
 from fedveil.attacks.scene import Workbench
@@ -37,7 +38,7 @@ from fedveil.clients.compiling import compiler_found
 from fedveil.clients.engine import BACKENDS, Backend, Engine
 from fedveil.defenses.base import StepsBefore
 from fedveil.errors import FedveilError, one_line, unknown_name
-from fedveil.tree import Tree
+from fedveil.tree import Tree, per_client
 from fedveil.workers import pack
 
 log = logging.getLogger("fedveil")
@@ -45,8 +46,13 @@ log = logging.getLogger("fedveil")
 Tensors = dict[str, Tensor]
 
 
-def match(problem: Problem, recipe: Recipe, bench: Workbench | None = None) -> Reconstruction:
-    """Attack all victims of a problem, chunk by chunk. Tries are compared by their final cost without priors."""
+def match(
+    problem: Problem, recipe: Recipe, bench: Workbench | None = None, counter: Counter | None = None
+) -> Reconstruction:
+    """Attack all victims of a problem, chunk by chunk. Tries are compared by their final cost without priors.
+
+    counter: counts the steps of several calls together.
+    """
     bench = bench or Workbench()
     if bench.backend not in BACKENDS:
         raise unknown_name("backend", bench.backend, BACKENDS)
@@ -57,7 +63,7 @@ def match(problem: Problem, recipe: Recipe, bench: Workbench | None = None) -> R
         problem = with_labels(problem, recipe.labels)
         supposed = problem.before or (None,)
         matchers = [matcher_for(problem, recipe, bench, each) for each in supposed]
-        counter = Counter(bench.report, steps_in_all(problem, recipe, bench.chunk))
+        counter = counter or Counter(bench.report, steps_in_all(problem, recipe, bench.chunk))
         for number in range(len(recipe.tries) * len(matchers)):
             attempt, place = divmod(number, len(matchers))
             tried = matchers[place].run(problem, attempt, counter, bench.scratch)
@@ -139,6 +145,7 @@ class Matcher:
             weight: Tensors,
             labels: Tensor,
             learned: Learned,
+            box: Box | None,
         ) -> tuple[Tensor, Tensor]:
             inputs = of.candidate.decode(variables, learned)
             chosen = variables[LABELS].softmax(-1) if LABELS in variables else labels
@@ -146,7 +153,7 @@ class Matcher:
             own = of.candidate.cost(variables)
             total = matched if own is None else matched + own
             for prior in of.priors:
-                total = total + prior(inputs)
+                total = total + prior(inputs, box)
             return total, matched
 
         return objective
@@ -189,21 +196,21 @@ class Matcher:
         if (compiled, of) not in self._functions:
             shared = None if self._one_model else 0
             objective = self._objective(of, self._update)
-            stacked = vmap(grad(objective, has_aux=True), in_dims=(0, shared, 0, 0, 0, 0, None))
+            stacked = vmap(grad(objective, has_aux=True), in_dims=(0, shared, 0, 0, 0, 0, None, None))
             at = (variables, *fixed)
             made = compile_stacked(stacked, at, self._engine.model) if compiled else stacked
             self._functions[compiled, of] = made
         return self._functions[compiled, of](variables, *fixed)  # type: ignore[no-any-return]
 
     def _looped(self, variables: Variables, fixed: tuple[Any, ...], of: Objective) -> tuple[Tensors, Tensor]:
-        params, buffers, aim, weight, labels, learned = fixed
+        params, buffers, aim, weight, labels, learned, box = fixed
         objective = self._objective(of, self._plain_update)
         gradients, costs = [], []
         for v in range(len(labels)):
             live = {name: tensor[v].detach().requires_grad_() for name, tensor in variables.items()}
             own = params if self._one_model else {n: t[v] for n, t in params.items()}
             buffer, goal, trust = ({n: t[v] for n, t in part.items()} for part in (buffers, aim, weight))
-            total, matched = objective(live, own, buffer, goal, trust, labels[v], learned)
+            total, matched = objective(live, own, buffer, goal, trust, labels[v], learned, box)
             found = torch.autograd.grad(total, list(live.values()))
             gradients.append(dict(zip(live, found, strict=True)))
             costs.append(matched.detach())
@@ -232,7 +239,12 @@ class Matcher:
             aim = vmap(MATCHES[of.match].aim)(dict(problem.target), weight)
         parts = (params, dict(problem.buffers), aim, weight)
         # Weights of a live model would drag its autograd along.
-        return *({name: tensor.detach() for name, tensor in part.items()} for part in parts), labels, problem.learned
+        return (
+            *({name: tensor.detach() for name, tensor in part.items()} for part in parts),
+            labels,
+            problem.learned,
+            problem.box,
+        )
 
     def _start(self, problem: Problem, attempt: int, of: Objective, found: Found | None = None) -> Variables:
         streams = problem.streams.fold("start", attempt)
@@ -271,7 +283,8 @@ class Matcher:
             of = self.recipe.objective(phase)
             if phase.reweighs and found is not None:
                 problem = self._reweighed(problem, *found)
-            found, cost = self._phase(problem, phase, self._start(problem, attempt, of, found), notes, counter)
+            start = self._start(problem, attempt, of, found)
+            found, cost = self._phase(problem, phase, start, notes, counter)
         assert found is not None
         labels = problem.labels if problem.labels is not None else found.variables[LABELS].argmax(-1)
         return Reconstruction(
@@ -303,8 +316,14 @@ class Matcher:
             of.candidate.project(at, problem)
 
         descent = Descent(evaluate, project, notes.before, after)
+        before = {name: tensor.clone() for name, tensor in start.items()} if phase.accepts is not None else {}
         variables = phase.optimizer.minimize(start, phase.steps, descent)
-        return Found(self._decoded(variables, problem, of), variables), evaluate(variables)[1]
+        cost = evaluate(variables)[1]
+        if phase.accepts is not None and not bool((cost < phase.accepts).all()):
+            fits = cost < phase.accepts
+            variables = {n: torch.where(per_client(fits, t), t, before[n]) for n, t in variables.items()}
+            cost = evaluate(variables)[1]
+        return Found(self._decoded(variables, problem, of), variables), cost
 
     # ---- the backend --------------------------------------------------------------------------------------
 

@@ -7,7 +7,9 @@ from typing import Any
 
 from fedveil.attacks.base import Attack, Work
 from fedveil.attacks.finding import Reconstruction
+from fedveil.attacks.informed import Tries, Try, chosen, tries_of
 from fedveil.attacks.matcher import match
+from fedveil.attacks.notes import Counter
 from fedveil.attacks.problem import Problem
 from fedveil.attacks.recipe import Recipe
 from fedveil.attacks.scene import Scene
@@ -55,15 +57,30 @@ class GradientMatching(Attack):
             raise FedveilError(f"{kind}.recipe: {wrong}")
         return found
 
+    def under_noise(self) -> tuple[Recipe, ...]:
+        """The same attack with stronger priors, the strongest first, for updates with noise of a known law."""
+        return ()
+
     def run(self, scene: Scene, fitted: Any = None) -> Reconstruction:
-        """Match the update of every victim."""
-        return match(Problem.of(scene, fitted), self.checked_recipe(), scene.bench)
+        """Match the update of every victim; who knows the defense tries more than one way, and chooses."""
+        tries = self._tries(scene, Problem.of(scene, fitted))
+        counter = Counter(scene.bench.report, sum(self._steps(each, scene) for each in tries.all))
+        found = [match(each.problem, each.recipe, scene.bench, counter) for each in tries.all]
+        return chosen(scene, tries, found)
 
     def estimate(self, scene: Scene) -> Work:
         """The steps of all tries and chunks, and what they take uncompiled."""
-        problem, recipe = _outline(scene), self.checked_recipe()
-        chunk = scene.bench.chunk
-        return Work(steps_in_all(problem, recipe, chunk), attack_seconds(problem, recipe, chunk))
+        few = scene.rows(slice(0, 1))
+        tries = self._tries(few, Problem.of(few)).all
+        tries = tuple(replace(each, problem=_as_many(each.problem, scene.count)) for each in tries)
+        seconds = sum(attack_seconds(each.problem, each.recipe, scene.bench.chunk) for each in tries)
+        return Work(sum(self._steps(each, scene) for each in tries), seconds)
+
+    def _tries(self, scene: Scene, problem: Problem) -> Tries:
+        return tries_of(scene, problem, self.checked_recipe(), self.under_noise())
+
+    def _steps(self, each: Try, scene: Scene) -> int:
+        return steps_in_all(each.problem, each.recipe, scene.bench.chunk)
 
     def pieces(self, scene: Scene) -> list[Scene]:
         """As many victims as are stacked at a time."""
@@ -74,6 +91,9 @@ class GradientMatching(Attack):
 
 def _outline(scene: Scene) -> Problem:
     """The problem of one victim stands for its form: what a defense's knowledge is made of can take long."""
-    one = Problem.of(scene.rows(slice(0, 1)))
-    # As many victims as there are, without their numbers.
-    return replace(one, target=one.target.rows([0] * scene.count))
+    return _as_many(Problem.of(scene.rows(slice(0, 1))), scene.count)
+
+
+def _as_many(one: Problem, count: int) -> Problem:
+    """As many victims as there are, without their numbers."""
+    return replace(one, target=one.target.rows([0] * count))

@@ -22,7 +22,11 @@ def better(best: Reconstruction, tried: Reconstruction) -> Reconstruction:
     The iterates of `best` are written over: it is not to be used any more.
     """
     old, new = (cost.masked_fill(~cost.isfinite(), torch.inf) for cost in (best.cost, tried.cost))
-    wins = new < old
+    return taken(best, tried, new < old)
+
+
+def taken(best: Reconstruction, tried: Reconstruction, wins: Tensor) -> Reconstruction:
+    """`best` with the victims of `tried` in place of its own where these win (V,). It is not to be used any more."""
 
     def pick(a: Tensor, b: Tensor) -> Tensor:
         return torch.where(wins.reshape(-1, *[1] * (a.dim() - 1)), b, a)

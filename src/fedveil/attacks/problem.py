@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedveil.attacks.candidate import Learned
+from fedveil.attacks.priors import Box
 from fedveil.attacks.scene import LocalSteps, Scene
 from fedveil.clients.engine import Loss
 from fedveil.defenses.base import Reweight, StepsBefore
@@ -36,7 +37,7 @@ class Problem:
     streams: Streams  # the attacker's own randomness
     classes: int | None = None
     labels: Tensor | None = None  # (V, B) where they are known
-    box: tuple[Tensor, Tensor] | None = None  # lowest and highest valid input, broadcast to `shape`
+    box: Box | None = None
     local: LocalSteps | None = None  # unroll these steps instead of matching one gradient
     learned: Learned = field(default_factory=dict)  # what the attack fitted, for candidates that need it
     reweight: Reweight | None = None  # see Knowledge

@@ -30,6 +30,7 @@ class Phase:
     match: MatchName | None = None  # another one than the recipe's
     candidate: Candidate | None = None  # another one than the recipe's
     priors: tuple[Prior, ...] | None = None  # others than the recipe's
+    accepts: float | None = None  # keep what it finds only for victims whose final cost is below this
     reweighs: bool = False  # first trust every entry anew, by how well the inputs found so far explain it
 
 

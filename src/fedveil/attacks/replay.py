@@ -23,7 +23,7 @@ from fedveil.defenses.chain import Chain
 from fedveil.defenses.updates import Updates
 from fedveil.errors import FedveilError
 from fedveil.streams import Streams
-from fedveil.tasks.inputs import Inputs, as_arguments, leaves, map_inputs, take
+from fedveil.tasks.inputs import Inputs, as_arguments, leaf, leaves, map_inputs, take
 from fedveil.tree import Tree, size_in_bytes
 
 MOST_BYTES = 16 * 2**20  # of updates that are made at a time: comparing them takes several times as much
@@ -116,6 +116,15 @@ class Replay:
             if bare:
                 return chain.part(batch, states)[1].update / labels.shape[1]
             return chain.step(batch, states).update
+
+    def moved(self, chain: Chain, inputs: Tensor, labels: Tensor, streams: Streams) -> Tensor:
+        """Where, to first order, a chain's data defenses have the gradients of K batches (K, B, ...) taken."""
+        count = len(labels)
+        start = Tree.expand(self.like.before.row(0), count)
+        buffers = Tree.expand(self.like.buffers.row(0), count)
+        with self._context():
+            batch = ClientBatch(self._engine, start, buffers, inputs, labels, streams.fold("step", 0))
+            return leaf(chain.moved(batch), None)
 
     def _walk(self) -> Iterator[slice]:
         """The examples of each local step. Every epoch goes through them as they stand: their order is not known."""

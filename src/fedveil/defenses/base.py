@@ -207,6 +207,10 @@ class Defense:
         """
         return True
 
+    def resent(self, given: Tree, facts: Facts, streams: Streams) -> Tree:
+        """What the same mechanism sends of what came in to be protected, drawing from other streams."""
+        return self.protect(given, Call(streams))
+
     def log_density(self, observed: Tree, given: Tree, facts: Facts) -> Tensor | None:
         """The log density of what was sent, given what came in to be protected: one number per row, shape (K,).
 

@@ -83,6 +83,10 @@ class DPSGD(SummedStep):
         found = noise_measures(update, self.clip, (self.noise_multiplier * self.clip) ** 2)
         return {f"{name} (batch of 1)": value for name, value in found.items()}
 
+    def resent(self, given: Tree, facts: Facts, streams: Streams) -> Tree:
+        """The same noise on the mean of the clipped gradients."""
+        return noisy(given, self.noise_multiplier * self.clip / facts.batch_size, streams.normal_like)
+
     def log_density(self, observed: Tree, given: Tree, facts: Facts) -> Tensor | None:
         """Gaussian around the mean of the clipped gradients of the examples."""
         return gaussian(observed, given, self.noise_multiplier * self.clip / facts.batch_size)

@@ -1,0 +1,21 @@
+"""The end of a matching attack: from about right to exact, where the model is smooth and nothing hides the update."""
+
+from __future__ import annotations
+
+from fedveil.attacks.optimizers import LBFGS
+from fedveil.attacks.priors import Outside
+from fedveil.attacks.recipe import Phase
+
+# Under noise a close fit is a fit to the noise. An update of many more entries than inputs can be matched this closely,
+# as a share of its squares, only if hardly anything was added to it; else what the phase before found is kept.
+EXPLAINED = 0.01
+OUTSIDE = 0.1  # weight of the valid range, in which L-BFGS cannot be held by clamping
+
+
+def polishing(steps: int, *, reweighs: bool = False) -> Phase:
+    """So many steps of L-BFGS on the squared distance, within the valid range.
+
+    reweighs: first trust every entry anew. The fit to trusted entries says nothing of noise, so it is always kept.
+    """
+    accepts = None if reweighs else EXPLAINED
+    return Phase(steps, LBFGS(), match="relative-l2", priors=(Outside(OUTSIDE),), accepts=accepts, reweighs=reweighs)
