@@ -36,6 +36,8 @@ def numpy_cost(name, update, target, weight):
     if name == "layer-cosine":
         return np.mean([numpy_cosine(update[n].ravel(), target[n].ravel(), weight[n].ravel()) for n in update])
     squares = (w * (u - t) ** 2).sum()
+    if name == "relative-l2":
+        return squares / (w * t**2).sum()
     return squares if name == "l2" else squares + 0.01 * (w * np.abs(u - t)).sum()
 
 
@@ -54,6 +56,7 @@ def test_weights_of_one_are_no_weights(name):
     ones = {n: np.ones(s) for n, s in SHAPES.items()}
     plain = {
         "l2": ((u - t) ** 2).sum(),
+        "relative-l2": ((u - t) ** 2).sum() / (t**2).sum(),
         "l1-l2": ((u - t) ** 2).sum() + 0.01 * np.abs(u - t).sum(),
         "cosine": 1 - u @ t / np.linalg.norm(u) / np.linalg.norm(t),
     }

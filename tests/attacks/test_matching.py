@@ -13,13 +13,13 @@ from fedveil.attacks.finding import Reconstruction
 from fedveil.attacks.iterates import Iterates
 from fedveil.attacks.optimizers import Adam
 from fedveil.attacks.priors import TotalVariation
-from fedveil.attacks.recipe import Phase, Recipe
+from fedveil.attacks.recipe import Objective, Phase, Recipe
 from fedveil.attacks.scene import Workbench
 from fedveil.attacks.without_dropout import without_dropout
 from fedveil.errors import FedveilError
 from fedveil.tree import Tree
 
-from .small import SMOOTH, Choices, as_double, copies, digits, match, matcher_of, on_the_way, random_problem
+from .small import Choices, as_double, copies, match, matcher_of, on_the_way, random_problem
 
 SHORT = Choices(steps=6, total_variation=1e-3)
 DLG = Choices(cost="l2", optimizer="lbfgs", lr=1.0, steps=3, labels="optimized")
@@ -263,9 +263,12 @@ def test_pixels_stay_in_the_box():
     assert free.max() > high
 
 
+UNIFORM = Objective("cosine", Pixels("uniform"), ())
+
+
 def test_a_uniform_start_fills_the_box():
     problem = image_problem(victims=40)
-    start = matcher_of(problem, replace(SHORT, start="uniform"), "loop")._start(problem, 0)["inputs"]
+    start = matcher_of(problem, replace(SHORT, start="uniform"), "loop")._start(problem, 0, UNIFORM)["inputs"]
     assert -1.5 <= start.min() < -1.45
     assert 1.95 < start.max() <= 2.0
 
@@ -311,65 +314,6 @@ def test_progress_counts_steps_over_chunks_and_restarts(optimizer):
     choices = Choices(steps=2, restarts=2, optimizer=optimizer)
     match(image_problem(), choices, backend="stacked", chunk=2, progress=lambda done, total: seen.append((done, total)))
     assert seen == [(i + 1, 2 * 2 * 3) for i in range(12)]
-
-
-# ---- what the attacker knows of a data defense ----------------------------------------------------------------
-
-
-def test_simulated_noise_is_drawn_anew_at_every_step_from_the_victims_own_stream():
-    seen = []
-
-    def spy(inputs, noise):
-        seen.append(noise.clone())
-        return inputs + 0.1 * noise
-
-    problem = replace(image_problem(victims=3), simulate=(spy,))
-    found = match(problem, replace(SHORT, steps=3), backend="loop")
-    noise = torch.stack(seen).reshape(4, 3, 2, 1, 8, 8)  # three steps and the final cost, three victims
-    assert len({tuple(row.flatten().tolist()) for row in noise.flatten(0, 1)}) == 12
-    assert 0.9 < noise.std() < 1.1
-    seen.clear()
-    alone = match(problem.rows([2]), replace(SHORT, steps=3), backend="loop")
-    assert torch.equal(torch.stack(seen), noise[:, 2])
-    assert_same(alone, found.rows(slice(2, 3)))
-    seen.clear()
-    match(problem, replace(SHORT, steps=3, restarts=2), backend="loop")
-    assert not torch.equal(seen[0], seen[12])
-
-
-def test_several_data_defenses_run_in_order_with_noise_of_their_own():
-    def add(inputs, noise):
-        return inputs + 0.1 * noise
-
-    def double(inputs, noise):
-        return 2 * inputs + 0.01 * noise
-
-    problem = as_double(image_problem())
-    for simulate in ((add, double), (double, add)):
-        case = replace(problem, simulate=simulate)
-        stack = match(case, SHORT, backend="stacked")
-        assert_same(stack, match(case, SHORT, backend="loop"), 1e-7)
-        assert_same(stack, match(case, SHORT, backend="stacked", chunk=2), 1e-7)
-        assert not torch.allclose(stack.inputs, match(problem, SHORT, backend="stacked").inputs)
-
-
-def test_knowing_a_fixed_shift_gives_the_original_and_not_the_shifted():
-    """The attacker undoes a known change of the data exactly: 0.5 on every pixel."""
-    inputs, _, problem = digits(SMOOTH, victims=3)
-
-    def shifted(values, noise):
-        return values + 0.5
-
-    seen = []
-    for v in range(3):
-        loss = F.cross_entropy(problem.model(inputs[v] + 0.5), problem.labels[v])
-        seen.append(dict(zip(problem.params, torch.autograd.grad(loss, problem.model.parameters()), strict=True)))
-    defended = replace(problem, target=Tree.stack(seen), simulate=(shifted,))
-    choices = Choices(steps=150)
-    aware = (match(defended, choices, backend="stacked").inputs - inputs).square().mean()
-    naive = (match(replace(defended, simulate=()), choices, backend="stacked").inputs - inputs).square().mean()
-    assert aware < 0.01
-    assert naive > 0.1
 
 
 # ---- labels, dropout, and that nothing given is changed ---------------------------------------------------------
@@ -511,7 +455,7 @@ def test_a_phase_starts_from_what_the_one_before_it_found():
     begun = matcher.match(problem, Recipe(tries=((first,),)), bench)
 
     class GoneOn(Pixels):
-        def start(self, problem, streams):
+        def start(self, problem, streams, found=None):
             return {"inputs": begun.inputs.clone()}
 
     rest = matcher.match(problem, Recipe(match="l2", candidate=GoneOn(), tries=((second,),)), bench)
@@ -524,11 +468,14 @@ def test_a_phase_starts_from_what_the_one_before_it_found():
 class Halved:
     """Inputs as twice their variables: a candidate that decodes."""
 
-    def start(self, problem, streams):
-        return {"half": Pixels().start(problem, streams)["inputs"] / 2}
+    def start(self, problem, streams, found=None):
+        return {"half": Pixels().start(problem, streams, found)["inputs"] / 2}
 
-    def decode(self, variables):
+    def decode(self, variables, learned):
         return 2 * variables["half"]
+
+    def cost(self, variables):
+        return None
 
     def project(self, variables, problem):
         low, high = problem.box

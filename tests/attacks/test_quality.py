@@ -12,6 +12,7 @@ from fedveil.attacks.dlg import DLG
 from fedveil.attacks.idlg import IDLG
 from fedveil.attacks.inverting_gradients import InvertingGradients
 from fedveil.attacks.optimizers import Adam
+from fedveil.attacks.polish import polishing
 from fedveil.attacks.recipe import Phase
 from fedveil.clients.batch import ClientBatch
 from fedveil.clients.engine import Engine
@@ -38,7 +39,7 @@ def defended(problem, inputs, defense, seed=11):
     observed = chain.step(batch, chain.new_states()).update
     known = chain.knowledge(observed, FACTS)
     naive = replace(problem, target=observed, weight=ones(observed))
-    return naive, replace(problem, target=known.target, weight=known.weight, simulate=known.simulate)
+    return naive, replace(problem, target=known.target, weight=known.weight, reweight=known.reweight)
 
 
 def one_stack(problems):
@@ -110,8 +111,9 @@ def test_dlg_and_idlg_recover_most_single_digits(attack, right_labels, model):
 
 def test_published_settings_of_inverting_gradients():
     recipe = InvertingGradients().recipe()
-    assert [[phase.optimizer.signed for phase in phases] for phases in recipe.tries] == [[True], [False]]
-    assert recipe.steps == 1600
+    assert [phases[0].optimizer.signed for phases in recipe.tries] == [True, False]
+    assert [phases[1] for phases in recipe.tries] == [polishing(20)] * 2
+    assert recipe.steps == 1620
     assert InvertingGradients.fedem().recipe().tries == ((Phase(1600, Adam(0.1, signed=True, decay=False)),),)
     assert InvertingGradients.fedbarre().recipe().steps == 2500
     assert InvertingGradients.gradient_dropout().recipe().steps == 4000

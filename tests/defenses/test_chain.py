@@ -8,9 +8,10 @@ from torch import nn
 from torch.nn import functional as F
 
 import fedveil as fv
-from fedveil.defenses.base import Defense, Facts, Knowledge
+from fedveil.defenses.base import Defense, Facts
 from fedveil.defenses.chain import Chain, ClientStates
 from fedveil.defenses.clip import Clip
+from fedveil.defenses.fedem import FedEM
 from fedveil.defenses.gradient_dropout import GradientDropout
 from fedveil.defenses.noise import GaussianNoise, LaplaceNoise
 from fedveil.defenses.none import NoDefense
@@ -34,10 +35,6 @@ class Shift(Defense):
     def perturb(self, batch):
         return batch.with_perturbed(batch.perturbed + self.by + 0.1 * batch.streams.normal_like(batch.perturbed))
 
-    def knowledge(self, observed, facts):
-        plain = super().knowledge(observed, facts)
-        return Knowledge(plain.target, plain.weight, (lambda inputs, noise: inputs + self.by,))
-
 
 @declared
 class Double(Defense):
@@ -48,10 +45,6 @@ class Double(Defense):
 
     def perturb(self, batch):
         return batch.with_perturbed(batch.perturbed * 2)
-
-    def knowledge(self, observed, facts):
-        plain = super().knowledge(observed, facts)
-        return Knowledge(plain.target, plain.weight, (lambda inputs, noise: inputs * 2,))
 
 
 @declared
@@ -431,7 +424,8 @@ def test_knowledge_is_undone_from_the_end():
     first = dropout.knowledge(last.target, Facts())
     assert equal(known.target, first.target)
     assert equal(known.weight, first.weight.combine(last.weight, torch.mul))
-    assert known.simulate == ()
+    assert known.reweight == dropout.reweight
+    assert known.reach == 0
 
 
 def test_knowledge_of_no_defense_is_what_was_seen():
@@ -442,12 +436,11 @@ def test_knowledge_of_no_defense_is_what_was_seen():
         assert all((weight == 1).all() for weight in known.weight.values())
 
 
-def test_simulations_replay_the_data_defenses_in_their_order():
-    known = Chain.of([Double(), GaussianNoise(), Shift(by=3.0)]).knowledge(make_batch().gradient(), Facts())
-    inputs = torch.ones(1)
-    for simulate in known.simulate:
-        inputs = simulate(inputs, torch.zeros(1))
-    assert inputs.item() == 5.0  # 1 · 2 + 3
+def test_data_defenses_move_inputs_in_their_order_and_their_reaches_add_up():
+    chain, batch = Chain.of([Double(), GaussianNoise(), Shift(by=30.0)]), make_batch()
+    assert (chain.moved(batch) - (2 * batch.inputs + 30)).abs().amax() < 1  # the shift draws a little noise
+    both = Chain.of([FedEM(radius=0.3), FedEM(radius=0.2)]).knowledge(batch.gradient(), Facts())
+    assert both.reach == pytest.approx(0.5)
 
 
 # ---- what cannot be protected, and classes that are no declared defenses -----------------------------------------

@@ -7,7 +7,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from torch.func import grad, vmap
 from torch.nn import functional as F
 
 import fedveil as fv
@@ -293,8 +292,6 @@ def test_in_pixel_space_the_radius_is_in_pixels():
     for bad in (FedEM(std=(0.3,)), FedEM(std=(0.3, 0.3, 0.3))):
         with pytest.raises(FedveilError, match="one number per channel"):
             step(bad, images())
-        with pytest.raises(FedveilError, match="one number per channel"):
-            bad.simulate(torch.zeros(1, 2, 4, 4), torch.zeros(1, 2, 4, 4))
 
 
 class Reader(nn.Module):
@@ -330,18 +327,29 @@ def test_padding_is_not_perturbed():
 # ---- what an attacker who knows it does ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("norm", ["l2", "linf"])
-def test_the_simulated_perturbation_has_the_right_size(norm):
-    defense = FedEM(radius=0.3, norm=norm)
-    (simulate,) = defense.knowledge(images().gradient(), Facts()).simulate
-    generator = torch.Generator().manual_seed(0)
-    inputs, noise = (torch.randn(5, 3, 2, 4, 4, generator=generator) for _ in range(2))
-    moved = vmap(simulate)(inputs, noise)
-    assert torch.allclose(lengths(moved - inputs, norm), torch.tensor(0.3), atol=1e-5)
-    slope = vmap(grad(lambda x, z: simulate(x, z).square().sum()))(inputs, noise)
-    assert torch.allclose(slope, 2 * moved)
-    assert simulate(inputs[0], torch.zeros_like(noise[0])).isfinite().all()
-    assert FedEM(radius=0.0).knowledge(images().gradient(), Facts()).simulate == ()
+@pytest.mark.parametrize(
+    "defense, most",
+    [
+        (FedEM(radius=0.3), 0.3),
+        (FedEM(radius=0.3, norm="linf"), 0.3),
+        (FedEM(radius=9.0, alpha=0.1, steps=5), 0.5),  # five sign steps of 0.1
+        (FedEM(radius=9.0, alpha=0.1, steps=5, step="relative"), 9.0),
+        (FedEM(radius=0.2, std=(0.5, 0.25)), 0.8),
+        (FedEM(radius=0.0), 0.0),
+    ],
+)
+def test_the_attacker_knows_how_far_an_entry_may_move(defense, most):
+    known = defense.knowledge(images().gradient(), Facts())
+    assert known.reach == pytest.approx(most)
+    assert known.reweight is None
+
+
+def test_no_entry_moves_farther_than_the_attacker_supposes():
+    """But for the random start, which is a hundredth of the way here."""
+    defense = FedEM(radius=2.0, alpha=0.05, steps=6)
+    batch = images()
+    moved = (defense.moves(batch.at(0, {})) - batch.inputs).abs().amax()
+    assert moved <= defense.knowledge(batch.gradient(), Facts()).reach + 2.0
 
 
 # ---- in a federation and an audit ----------------------------------------------------------------------------

@@ -286,6 +286,7 @@ class Matcher:
             start = self._start(problem, attempt, of, found)
             found, cost = self._phase(problem, phase, start, notes, counter)
         assert found is not None
+        notes.last(found.inputs)
         labels = problem.labels if problem.labels is not None else found.variables[LABELS].argmax(-1)
         return Reconstruction(
             inputs=found.inputs,

@@ -34,13 +34,16 @@ def taken(best: Reconstruction, tried: Reconstruction, wins: Tensor) -> Reconstr
     assert isinstance(best.iterates, Iterates)
     assert best.costs is not None
     assert tried.costs is not None
-    best.iterates.take(wins, tried.iterates)
+    # Attacks of unlike length are noted at unlike steps: what counts is how far each was.
+    here, there = len(best.iterates), len(tried.iterates)
+    marks = [max(-(-(mark + 1) * there // here) - 1, 0) for mark in range(here)]
+    best.iterates.take(wins, tried.iterates if here == there else [tried.iterates[mark] for mark in marks])
     return replace(
         best,
         inputs=pick(best.inputs, tried.inputs),
         labels=pick(best.labels, tried.labels),
         cost=pick(best.cost, tried.cost),
-        costs=pick(best.costs, tried.costs),
+        costs=pick(best.costs, tried.costs[:, marks]),
         seconds=best.seconds + tried.seconds,
     )
 
@@ -70,6 +73,10 @@ class Notes:
     def after(self, inputs: Tensor) -> None:
         """The inputs that this step ends with, if they are wanted."""
         self.iterates.put(self._wanted[self._step], inputs)
+
+    def last(self, inputs: Tensor) -> None:
+        """What is handed in, in place of the last iterate: a phase may have been taken back, or projected at its end."""
+        self.iterates.put(len(self.steps) - 1, inputs)
 
 
 class Counter:

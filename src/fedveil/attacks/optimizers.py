@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedveil.attacks.candidate import Variables
 from fedveil.attacks.lbfgs import StackedLBFGS
-from fedveil.tree import Tree, per_client
+from fedveil.tree import Tree, at_least_single, per_client
 
 LABELS = "labels"  # the variables of labels that are optimized with the inputs: never signed
 
@@ -82,18 +82,22 @@ class LBFGS:
         """A victim whose cost stops being finite goes back to its last finite point."""
         variables, tree = start, Tree(start)
         optimizer = StackedLBFGS(lr=self.lr)
+        kind = tree.flat().dtype
+
+        def at(point: Tensor) -> Variables:
+            return dict(tree.unflat(point.to(kind)))
 
         def flat(point: Tensor) -> tuple[Tensor, Tensor]:
-            gradients, cost = descent.evaluate(dict(tree.unflat(point)))
-            return cost, Tree({name: gradients[name] for name in tree}).flat()
+            gradients, cost = descent.evaluate(at(point))
+            return at_least_single(cost), at_least_single(Tree({name: gradients[name] for name in tree}).flat())
 
-        point = tree.flat()
+        point = at_least_single(tree.flat())  # half precision has no linear algebra
         for _ in range(steps):
             point, cost = optimizer.step(point, flat)
             descent.before(cost)
-            variables = dict(tree.unflat(point))
+            variables = at(point)
             descent.after(variables)
         point = optimizer.settle(point, torch.isfinite(descent.evaluate(variables)[1]))
-        variables = dict(tree.unflat(point))
+        variables = at(point)
         descent.project(variables)
         return variables
