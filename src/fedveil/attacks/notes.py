@@ -75,7 +75,7 @@ class Notes:
         self.iterates.put(self._wanted[self._step], inputs)
 
     def last(self, inputs: Tensor) -> None:
-        """What is handed in, in place of the last iterate: a phase may have been taken back, or projected at its end."""
+        """What is handed in, in place of the last iterate: a phase may be taken back, or projected at its end."""
         self.iterates.put(len(self.steps) - 1, inputs)
 
 
