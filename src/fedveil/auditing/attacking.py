@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from fedveil.attacks.base import Attack
 from fedveil.attacks.finding import Finding, Links, Reconstruction
 from fedveil.attacks.iterates import Iterates
 from fedveil.attacks.lab import Lab
-from fedveil.attacks.running import run_on
+from fedveil.attacks.running import run_each
 from fedveil.attacks.scene import Candidates, LocalSteps, Scene
 from fedveil.auditing.keys import attack_key, content_key, described, described_chain, of_public, of_tensors, of_updates
 from fedveil.auditing.roles import Role
@@ -181,13 +181,13 @@ class Attacked:
 def attacked(
     case: Case, attack: Attack, scenes: Mapping[Role, Scene], auxiliary: Examples | None, report: Report | None
 ) -> dict[Role, Attacked]:
-    """The findings of all roles; those that are not in the store are run together."""
+    """The findings of all roles; those that are not in the store are run together, and each is kept when it is done."""
     learned = {role: fitted(case, attack, lab_of(case, scene, auxiliary)) for role, scene in scenes.items()}
     keys = {role: attack_key(attack, scene, learned[role][1]) for role, scene in scenes.items()}
 
-    def make(missing: list[Role], folder: Path | None) -> dict[Role, Finding]:
+    def make(missing: list[Role], folder: Path | None) -> Iterator[tuple[Role, Finding]]:
         bench = replace(case.bench, report=report, scratch=folder)
-        return run_on(attack, {r: scenes[r] for r in missing}, {r: learned[r][0] for r in missing}, bench)
+        return run_each(attack, {r: scenes[r] for r in missing}, {r: learned[r][0] for r in missing}, bench)
 
     wanted = {
         role: Wanted(key, f"{attack.name}, {role}, {case.name}, {scenes[role].count} updates")
