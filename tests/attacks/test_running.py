@@ -81,7 +81,9 @@ def test_workers_find_the_same_to_the_bit(pool):
 @pytest.mark.parametrize("shared", [False, True], ids=["here", "workers"])
 def test_each_scene_comes_as_soon_as_it_is_done(pool, shared):
     given, told = scenes(victims=3, model=SMOOTH), []
-    bench = Workbench(backend="stacked", chunk=2, workers=pool if shared else None, report=lambda *step: told.append(step))
+    bench = Workbench(
+        backend="stacked", chunk=2, workers=pool if shared else None, report=lambda *step: told.append(step)
+    )
     seen = [(role, len(told)) for role, _ in run_each(QUICK, given, {}, bench)]
     assert [role for role, _ in seen] == list(given)
     own = 2 * 2 * 12  # chunks, tries, steps
