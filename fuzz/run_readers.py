@@ -231,7 +231,7 @@ def _findings() -> dict[str, Finding]:
 
 def _kept(folder: Path, make: Callable[[list[str], Path | None], dict[str, Finding]]) -> dict[str, Finding]:
     wanted = {name: Wanted(key, name) for name, key in KEYS.items()}
-    return Store(folder).keep_all("attack", wanted, _FindingForm(), make)
+    return Store(folder).keep_all("attack", wanted, _FindingForm(), lambda *given: make(*given).items())
 
 
 def _entries() -> SearchStrategy[Files]:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedveil.attacks.inverting_gradients import InvertingGradients
-from fedveil.attacks.running import run_on
+from fedveil.attacks.running import run_each, run_on
 from fedveil.attacks.scene import Workbench
 from fedveil.defenses.chain import Chain
 from fedveil.workers import Workers
@@ -76,6 +76,20 @@ def test_workers_find_the_same_to_the_bit(pool):
     total = 3 * 3 * 2 * 12  # roles, chunks of two victims, tries, steps
     assert told[-1] == (total, total)
     assert len(told) == total
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["here", "workers"])
+def test_each_scene_comes_as_soon_as_it_is_done(pool, shared):
+    given, told = scenes(victims=3, model=SMOOTH), []
+    bench = Workbench(
+        backend="stacked", chunk=2, workers=pool if shared else None, report=lambda *step: told.append(step)
+    )
+    seen = [(role, len(told)) for role, _ in run_each(QUICK, given, {}, bench)]
+    assert [role for role, _ in seen] == list(given)
+    own = 2 * 2 * 12  # chunks, tries, steps
+    if not shared:  # workers may be at the next one already
+        assert [steps for _, steps in seen] == [own, 2 * own, 3 * own]
+    assert len(told) == 3 * own
 
 
 def test_short_work_stays_in_this_process(monkeypatch):

@@ -6,9 +6,9 @@ import torch
 
 from fedveil.attacks.scene import Public, Workbench
 from fedveil.auditing.candidates import HeldOut, Originals, truth_of
+from fedveil.auditing.case import Case
 from fedveil.auditing.settings import AuditSettings
 from fedveil.auditing.store import Store
-from fedveil.auditing.workshop import Case
 from fedveil.leakage.pictures import Pictures
 from fedveil.tasks.examples import ArrayExamples
 from fedveil.tasks.models.mlp import MLP
@@ -36,9 +36,9 @@ def originals() -> Originals:
     return Originals(inputs, labels.reshape(VICTIMS, SIZE), inputs)
 
 
-def held_out(*, learns: bool = False, taken: int = 0) -> HeldOut:
+def held_out(*, gives: bool = False, taken: int = 0) -> HeldOut:
     examples = ArrayExamples(*batches(200, first=500))
-    return HeldOut.of(case().modality, examples, examples, learns=learns, taken=taken)
+    return HeldOut.of(case().modality, examples, examples, gives=gives, taken=taken)
 
 
 def test_the_original_is_at_its_place_and_nowhere_else() -> None:
@@ -68,10 +68,10 @@ def test_candidates_may_differ_in_one_example_alone() -> None:
 
 
 def test_attackers_who_learn_and_judges_share_no_example() -> None:
-    plain, shared = held_out(taken=20), held_out(taken=20, learns=True)
-    assert (len(plain.labels), plain.auxiliary) == (180, None)
-    assert shared.auxiliary is not None
-    learned, _ = shared.auxiliary.batch(range(len(shared.auxiliary)))
+    plain, shared = held_out(taken=20), held_out(taken=20, gives=True)
+    assert (len(plain.labels), plain.given) == (180, None)
+    assert shared.given is not None
+    learned, _ = shared.given.batch(range(len(shared.given)))
     assert isinstance(learned, torch.Tensor)
     both = torch.cat([shared.inputs, learned]).flatten(1)[:, 0]
     assert sorted(both.tolist()) == plain.inputs.flatten(1)[:, 0].tolist()

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import fedveil as fv
+from fedveil.auditing.suites import SUITES
 from fedveil.cli.config import Config
 from fedveil.cli.options import Given
 from fedveil.errors import FedveilError
@@ -72,9 +73,25 @@ def test_it_is_audited_as_its_parts_are(tmp_path: Path) -> None:
 
 def test_the_link_test_is_part_of_every_audit_unless_it_is_switched_off() -> None:
     link = fv.attacks.LinkTest()
-    assert fv.Experiment().attacks == (fv.attacks.InvertingGradients(), link)
+    dlg = fv.attacks.DLG()
+    assert fv.Experiment(attack=dlg).attacks == (dlg, link)
     assert fv.Experiment(attack=[link]).attacks == (link,)
-    assert fv.Experiment(audit={"link": False}).attacks == (fv.attacks.InvertingGradients(),)
+    assert fv.Experiment(attack=dlg, audit={"link": False}).attacks == (dlg,)
+    assert link in fv.Experiment().attacks
+    assert link not in fv.Experiment(audit={"link": False}).attacks
+
+
+def test_where_no_attack_is_named_a_suite_is_run() -> None:
+    plain = fv.Experiment()
+    assert (plain.suite, plain.attack, plain.described()["suite"]) == ("standard", (), "standard")
+    assert "attack" not in plain.described()
+    assert fv.attacks.InvertingGradients() in plain.attacks
+    assert fv.Experiment(suite="quick").suite == "quick"
+    named = fv.Experiment(attack="dlg")
+    assert (named.suite, named.stops) == (None, False)
+    assert "suite" not in named.described()
+    assert [fv.Experiment(suite=name).stops for name in SUITES] == [True, True, False]
+    assert not fv.Experiment(audit={"stop_when_settled": False}).stops
 
 
 @pytest.mark.parametrize(
@@ -88,6 +105,10 @@ def test_the_link_test_is_part_of_every_audit_unless_it_is_switched_off() -> Non
         ({"backend": "fast"}, "unknown backend 'fast'"),
         ({"defense": ["clip:norm=-1"]}, "norm must be greater than 0"),
         ({"attack": []}, "needs an attack"),
+        ({"attack": ["dlg"], "suite": "quick"}, "name a suite or attacks, not both"),
+        ({"suite": "quik"}, "unknown suite 'quik': did you mean 'quick'"),
+        ({"audit": {"auxiliary": "mnits"}}, "auxiliary is neither held-out nor none: .*did you mean 'mnist'"),
+        ({"audit": {"auxiliary_most": 0}}, "auxiliary_most must be greater"),
         ({"attack": ["dlg", "dlg"]}, "named once"),
     ],
 )

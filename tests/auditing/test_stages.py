@@ -98,8 +98,33 @@ def test_an_audit_that_was_stopped_goes_on(task: fv.Task, tmp_path: Path, monkey
         with pytest.raises(Stop):
             audit(task, store)
     whole = audit(task, store)
-    assert counted(store) == {"attack": 4, "score": 5}  # the link test, and the mean image
+    assert counted(store) == {"attack": 4, "score": 4}  # the link test
     assert values(whole) == values(audit(task, Store()))
+
+
+def test_a_stop_in_the_midst_of_an_attack_loses_one_role(
+    task: fv.Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, whole = Store(tmp_path), fv.attacks.InvertingGradients.run
+    runs = []
+
+    class Stop(Exception):
+        pass
+
+    def stops(self: Attack, scene: Scene, fitted: Any = None) -> Reconstruction:
+        runs.append(scene.count)
+        if len(runs) == 3:
+            raise Stop
+        return whole(self, scene, fitted)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(fv.attacks.InvertingGradients, "run", stops)
+        with pytest.raises(Stop):
+            audit(task, store, train=False)
+    found = audit(task, store, train=False)
+    done = [about.split(", ")[1] for stage, about in store.made if stage == "attack" and about.startswith("inverting")]
+    assert done == ["adaptive", "noise-floor"]
+    assert values(found) == values(audit(task, Store(), train=False))
 
 
 def test_a_role_of_a_kept_attack_equals_the_role_that_was_run_alone(task: fv.Task, tmp_path: Path) -> None:
@@ -269,6 +294,39 @@ def test_a_learned_attack_that_matches_nothing_goes_the_whole_way(task: fv.Task,
     ceiling, floor = found.leakage["ceiling", "psnr", "test-nearest"], found.leakage["noise-floor", "psnr"]
     assert ceiling.mean > floor.mean + 2
     assert "attack_loss" not in next(row for row in found.result.rows if row.attack == "test-nearest").metrics
+
+
+def test_what_is_learned_is_learned_once_without_a_store_too(task: fv.Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    labs: list[Lab] = []
+    learn = Nearest.fit
+
+    def counting(self: Nearest, lab: Lab) -> dict[str, Tensor]:
+        labs.append(lab)
+        return learn(self, lab)
+
+    monkeypatch.setattr(Nearest, "fit", counting)
+    audit(task, Store(), attack=Nearest(), train=False)
+    assert [len(lab.chain.defenses) for lab in labs] == [0, 1]  # of all who know no defense, and of the one who does
+    labs.clear()
+    monkeypatch.setattr(Nearest, "learns_about", frozenset({"model"}))
+    rounds = {"settings": dataclasses.replace(SETTINGS, rounds=(1, 2))}
+    audit(task, Store(), attack=Nearest(), **rounds)
+    assert [len(lab.chain.defenses) for lab in labs] == [0, 0]  # one for each model
+    labs.clear()
+    monkeypatch.setattr(Nearest, "learns_about", frozenset())
+    audit(task, Store(), attack=Nearest(), **rounds)
+    assert len(labs) == 1
+
+
+def test_what_an_attack_reads_from_files_is_part_of_its_key(
+    task: fv.Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(tmp_path)
+    audit(task, store, attack=Nearest(), train=False)
+    monkeypatch.setattr(Nearest, "content", "another file")
+    audit(task, store, attack=Nearest(), train=False)
+    made = counted(store)
+    assert (made["fit"], made["attack"]) == (2, 4)
 
 
 def test_fitting_never_sees_a_victim(tmp_path: Path) -> None:

@@ -56,13 +56,39 @@ def test_several_are_made_together_and_equal_ones_once(tmp_path):
 
     def make(names, folder):
         asked.append(names)
-        return dict.fromkeys(names, 9)
+        return [(name, 9) for name in names]
 
     wanted = {"one": Wanted("a", "a"), "two": Wanted("b", "b"), "three": Wanted("a", "a"), "four": Wanted("d", "d")}
     found = store.keep_all("score", wanted, Numbers(), make)
     assert found == {"one": 9, "two": 6, "three": 9, "four": 9}
     assert [sorted(names) for names in asked] in ([["four", "one"]], [["four", "three"]])
     assert list(found) == list(wanted)
+
+
+def test_each_of_several_is_kept_as_it_comes(tmp_path):
+    wanted = {name: Wanted(name, name) for name in ("first", "second", "third")}
+
+    def stops(names, folder):
+        (folder / "half").write_text("half")
+        yield "first", 1
+        yield "second", 2
+        raise RuntimeError("stopped")
+
+    store = Store(tmp_path)
+    with pytest.raises(RuntimeError, match="stopped"):
+        store.keep_all("score", wanted, Numbers(), stops)
+    assert store.made == [("score", "first"), ("score", "second")]
+    asked = []
+
+    def rest(names, folder):
+        asked.extend(names)
+        return [(name, 3) for name in names]
+
+    assert Store(tmp_path).keep_all("score", wanted, Numbers(), rest) == {"first": 1, "second": 2, "third": 3}
+    assert asked == ["third"]
+    left = sorted(path.name for path in (tmp_path / "score").iterdir() if path.is_dir())
+    assert left == ["first", "second", "third"]
+    assert sorted(path.name for path in (tmp_path / "score" / "first").iterdir()) == ["beside.txt", ENTRY]
 
 
 @pytest.mark.parametrize("name", [ENTRY, "beside.txt"])

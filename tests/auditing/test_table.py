@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedveil.attacks.threat import ThreatModel
 from fedveil.auditing.audit_result import AuditResult, LeakageTable
 from fedveil.auditing.result import TOGETHER, Cost, DefenseCard, Estimate, Images, Provenance, Result, Row, Verdict
 from fedveil.auditing.roles import Role, wording
@@ -112,7 +113,7 @@ def test_links_stand_below_with_what_is_formally_allowed() -> None:
         ["defended, adaptive attacker *", "50 % [25, 100]", "≤ 37 %"],
     ]
     assert as_html(links, PICTURES).count("<td>≤ 37 %</td>") == 1
-    assert as_csv(links).splitlines()[-1] == "link,adaptive,,linked,0.5,0.25,1.0,16,0.3612"
+    assert as_csv(links).splitlines()[-1] == "link,adaptive,,linked,0.5,0.25,1.0,16,0.3612,"
 
 
 def test_the_table_answers_by_one_attack_unless_asked_for_all() -> None:
@@ -166,12 +167,42 @@ def test_csv_has_every_number(tmp_path: Path) -> None:
     path = outcome([*ROWS, row("dlg", "naive", round=5)]).csv(tmp_path / "new" / "numbers.csv")
     with path.open(encoding="utf-8", newline="") as file:
         read = list(csv.DictReader(file))
-    assert list(read[0]) == ["attack", "role", "round", "metric", "mean", "low", "high", "count", "bound"]
+    assert list(read[0]) == [
+        *["attack", "role", "round", "metric", "mean", "low", "high", "count", "bound", "attacker_has"]
+    ]
     assert len(read) == (len(ROWS) + 1) * 5
     assert {each["metric"] for each in read} == {"identified", "psnr", "ssim", "mse", "lpips"}
-    assert list(read[1].values()) == ["inverting-gradients", "ceiling", "", "psnr", "24.25", "20.5", "28.75", "16", ""]
+    assert list(read[1].values()) == [
+        "inverting-gradients",
+        "ceiling",
+        "",
+        "psnr",
+        "24.25",
+        "20.5",
+        "28.75",
+        "16",
+        "",
+        "",
+    ]
     assert read[-1]["round"] == "5"
-    assert as_csv([]) == "attack,role,round,metric,mean,low,high,count,bound\n"
+    assert as_csv([]) == "attack,role,round,metric,mean,low,high,count,bound,attacker_has\n"
+
+
+def test_what_each_attacker_has_is_a_column() -> None:
+    more = ThreatModel(has=("labels", "auxiliary data (5,000 held-out test images)"), knows=("the defense",))
+    rows = [row("dlg", "naive", threat=ThreatModel()), row("learned-linear", "adaptive", threat=more)]
+    text = as_text(rows, PICTURES, 80)
+    assert max(map(len, text.splitlines())) <= 80
+    last = text.split("\n\n")[-1]
+    assert "attacker has" in last
+    assert "the update alone" in last
+    assert "labels, auxiliary data, knows the defense" in last
+    assert (
+        as_csv(rows)
+        .splitlines()[-1]
+        .endswith('"labels, auxiliary data (5,000 held-out test images), knows the defense"')
+    )
+    assert "attacker has" not in as_text(ROWS, PICTURES, 80)  # of a version that did not keep it
 
 
 def test_a_frame_needs_pandas(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -178,7 +178,7 @@ def truths(updates: int = IMAGES) -> Truths:
 
 
 def together(rows: list[Row]) -> list[Row]:
-    return [*rows, *worst_case(rows, truths())]
+    return [*rows, *worst_case(rows, truths(), PICTURES)]
 
 
 def picked(role: Role, first: int, count: int, attack: str, mse: float = 1.0) -> Row:
@@ -193,7 +193,7 @@ def test_the_worst_case_over_attacks_is_taken_image_by_image() -> None:
     rows = [picked(role, 0, 8, "dlg") for role in ("ceiling", "adaptive")]  # type: ignore[arg-type]
     rows += [picked(role, 20, 8, "other", mse=0.5) for role in ("ceiling", "adaptive")]  # type: ignore[arg-type]
     rows += [picked("noise-floor", 0, 0, "dlg"), picked("noise-floor", 0, 0, "other"), picked("mean-floor", 0, 0, "")]
-    worst = {row.role: row for row in worst_case(rows, truths())}
+    worst = {row.role: row for row in worst_case(rows, truths(), PICTURES)}
     assert set(worst) == {"ceiling", "adaptive", "noise-floor"}
     assert worst["adaptive"].attack == TOGETHER
     assert worst["adaptive"].metrics["identified"].mean == 0.4  # none of the images is picked by both
@@ -220,7 +220,7 @@ def test_who_tries_many_attacks_is_held_against_as_many_guesses() -> None:
 
 
 def test_with_one_attack_nothing_changes() -> None:
-    assert worst_case(table(1.0, 0.1, 0.9), truths()) == []
+    assert worst_case(table(1.0, 0.1, 0.9), truths(), PICTURES) == []
 
 
 def test_an_attack_that_does_not_work_does_not_undo_one_that_does() -> None:

@@ -41,6 +41,8 @@ def completed(folder: Path, **shell: str) -> str:
         ("audit --attack ", " ".join(attacks.entries())),
         ("data show cifar", "cifar10 cifar100"),
         ("list def", "defenses"),
+        ("audit --suite ", "quick standard thorough"),
+        ("list suites q", "quick"),
         ("list defenses sp", "spm"),
     ],
 )

@@ -32,7 +32,7 @@ def test_every_field_is_an_option_and_every_option_a_field() -> None:
     fields |= {f"task.{name}" for name in TaskSettings.model_fields}
     fields |= {field.alias or name for name, field in Config.model_fields.items()}
     sections = {"task", "federation", "audit"}
-    assert {setting.key for setting in SETTINGS} == fields - sections - {"command", "trains"}
+    assert {setting.key for setting in SETTINGS} == fields - sections - {"command", "trains", "own_auxiliary"}
 
 
 def test_the_help_shows_the_defaults_that_hold() -> None:
@@ -46,11 +46,11 @@ def test_the_help_shows_the_defaults_that_hold() -> None:
         if default is None or default == ():
             assert setting.default in ("", "all", "never", "FEDVEIL_DATA or ~/.cache/fedveil"), setting
         elif isinstance(default, bool):
-            assert default is (setting.default == name), setting
+            assert default is (setting.default == name.replace("_", "-")), setting
         else:
             expected = ",".join(map(str, default)) if isinstance(default, tuple) else str(default)
             assert setting.default == expected, setting
-    assert made.attack[0].name == "inverting-gradients"
+    assert made.suite == next(setting.default for setting in SETTINGS if setting.key == "suite")
     assert (made.seed, made.device, made.backend, made.defense) == (0, "cpu", "auto", ())
 
 
@@ -67,6 +67,17 @@ def test_options_win_over_the_file(tmp_path: Path) -> None:
     made = read(text, tmp_path, federation__lr=0.25, defense=["gradient-dropout"])
     assert (made.seed, made.federation.lr, made.federation.rounds) == (3, 0.25, 7)
     assert made.defense == (GradientDropout(),)
+
+
+def test_attacks_that_are_typed_take_the_place_of_the_files_suite(tmp_path: Path) -> None:
+    made = read('suite = "thorough"', tmp_path, attack=["dlg"])
+    assert (made.suite, made.attack) == (None, (DLG(),))
+    made = read('attack = ["dlg"]', tmp_path, suite="quick")
+    assert (made.suite, made.attack) == ("quick", ())
+    with pytest.raises(FedveilError, match="name a suite or attacks, not both"):
+        read('attack = ["dlg"]\nsuite = "quick"', tmp_path)
+    with pytest.raises(FedveilError, match="name a suite or attacks, not both"):
+        read("", tmp_path, suite="quick", attack=["dlg"])
 
 
 def test_a_defense_is_a_spec_a_chain_a_list_or_tables(tmp_path: Path) -> None:

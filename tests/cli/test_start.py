@@ -14,7 +14,7 @@ import pytest
 from fedveil.cli.display import OneLine
 from fedveil.version import __version__
 
-KINDS = ("defenses", "attacks", "datasets", "models", "metrics")
+KINDS = ("defenses", "attacks", "datasets", "models", "suites", "metrics")
 PROBE = """
 import sys
 from fedveil.cli.main import run

@@ -126,7 +126,7 @@ def terms(**audit: Any) -> Terms:
 def together(rows: list[Row], count: int) -> list[Row]:
     """The worst case over several attacks."""
     nothing = torch.zeros(count, 1)
-    return worst_case(rows, Truths(nothing, nothing, nothing, (1,) * count))
+    return worst_case(rows, Truths(nothing, nothing, nothing, (1,) * count), modality("pictures"))
 
 
 def curve(attack: str, role: Role, floor: float, steps: int = 2000) -> CostCurve:

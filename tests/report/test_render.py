@@ -12,12 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedveil.auditing.result import TOGETHER, Images, Result, Warned, load_result, save_result
+from fedveil.attacks.threat import ThreatModel
+from fedveil.auditing.result import TOGETHER, AuxiliaryData, Images, Result, Warned, load_result, save_result
 from fedveil.auditing.roles import ROLES
 from fedveil.errors import FedveilError
 from fedveil.report import formatting, render, write_report
+from fedveil.report.grid import grid
 from fedveil.report.pictures import LARGEST_SIDE, data_uri
-from fedveil.report.view import MOST_COLUMNS, beside, floor, grid, lead
+from fedveil.report.view import MOST_COLUMNS, beside, floor, lead
 from fedveil.tasks.client_labels import ClientLabels
 
 from .report_samples import HOSTILE, SAMPLES, bare, card, full, hostile, links
@@ -352,7 +354,7 @@ def test_where_nothing_was_linked_the_page_says_so() -> None:
     assert "Who links" not in text
 
 
-def test_of_several_attacks_the_numbers_are_the_worst_case_and_the_pictures_those_of_one() -> None:
+def test_of_several_attacks_the_numbers_are_the_worst_case_and_each_picture_the_winners() -> None:
     result, images = full(("first", "second"), count=12)
     strongest = lead(result)
     assert strongest is not None
@@ -361,14 +363,49 @@ def test_of_several_attacks_the_numbers_are_the_worst_case_and_the_pictures_thos
         row = beside(result, strongest, role)  # type: ignore[arg-type]
         assert row is not None
         assert row.attack == TOGETHER
+    assert "(chance 1 %), each time with first" in Page(render(result, images)).text
+    strongest = strongest.model_copy(update={"winners": ["first", "second"] * 6})
+    rows = [strongest if (row.attack, row.role) == (TOGETHER, "adaptive") else row for row in result.rows]
+    result = result.model_copy(update={"rows": rows})
+    shown = grid(result, images)
+    assert {case.cells[2].attack for case in shown.cases} == {"first", "second"}
+    for case in shown.cases:
+        index, cell = int(case.name.split()[1]) - 1, case.cells[2]
+        own = result.row("adaptive", strongest.winners[index])
+        assert own is not None
+        assert (cell.attack, cell.near) == (own.attack, f"{own.values['psnr_pixel'][index]:.1f}\u00a0dB")
+        assert cell.picture == data_uri(images.reconstructions[own.attack, "adaptive"][index])
+    text = Page(render(result, images)).text
+    assert f"{TOGETHER}, 12 images" in text
+    assert "Of several attacks, the one is shown and named that got most of the image." in text
+
+
+def test_several_attacks_of_a_version_that_kept_no_winners_show_those_of_the_strongest() -> None:
+    result, images = full(("first", "second"), count=12)
+    rows = [row.model_copy(update={"winners": [], "strongest": False}) for row in result.rows]
     rows = [
-        row.model_copy(update={"strongest": row.attack == "second" and row.role == "adaptive"}) for row in result.rows
+        row.model_copy(update={"strongest": True}) if (row.attack, row.role) == ("second", "adaptive") else row
+        for row in rows
     ]
     shown = grid(result.model_copy(update={"rows": rows}), images)
     (marked,) = [row for row in rows if row.strongest]
     index = int(shown.cases[0].name.split()[1]) - 1
     assert shown.cases[0].cells[2].near == f"{marked.values['psnr_pixel'][index]:.1f}\u00a0dB"
-    assert f"{TOGETHER}, 12 images" in Page(render(result, images)).text
+    assert not any(cell.attack for case in shown.cases for cell in case.cells)
+
+
+def test_the_page_says_what_each_attacker_has_and_learned_from() -> None:
+    result, images = full()
+    assert "What the attacker has" not in Page(render(result, images)).text  # of a version that did not keep it
+    has = ThreatModel(has=("labels", "auxiliary data (5,000 held-out test images)"), knows=(HOSTILE,))
+    rows = [row.model_copy(update={"threat": has}) for row in result.rows]
+    data = AuxiliaryData(source="fashion-mnist", part="held-out test images", used=5000)
+    told = result.model_copy(update={"rows": rows, "auxiliary": data, "suite": "quick"})
+    page = Page(render(told, images))
+    assert page.text.count("What the attacker has") == 2  # of those who rebuild, and of those who link
+    assert page.text.count(has.words) == len(rows)
+    assert "5,000 held-out test images of fashion-mnist" in page.text
+    assert "(suite quick)" in page.text
 
 
 def test_small_samples_are_said_to_be_small(whole: Page) -> None:

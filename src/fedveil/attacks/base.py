@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from fedveil.attacks.finding import Finding, Question
 from fedveil.attacks.lab import Lab
 from fedveil.attacks.scene import Scene
+from fedveil.attacks.threat import ThreatModel
 
 
 @dataclass(frozen=True)
@@ -16,6 +17,7 @@ class Work:
 
     steps: int = 1  # that the scene's workbench will be told of
     seconds: float = 0.0  # estimated, on one core
+    fit_seconds: float = 0.0  # the same for `fit`, of an attack that learns
 
 
 class Attack:
@@ -29,6 +31,9 @@ class Attack:
     question: ClassVar[Question] = "reconstruct"  # what its finding answers
     modalities: ClassVar[tuple[str, ...]] = ("pictures",)  # the kinds of data that it takes; () for any
     revision: ClassVar[int] = 1  # raised with every change that makes it find something else
+    # What `fit` looks at beside auxiliary data. Without "defense" its lab has none; what it learns without "model" is
+    # kept for every model.
+    learns_about: ClassVar[frozenset[str]] = frozenset({"model", "defense"})
 
     @property
     def needs(self) -> frozenset[str]:
@@ -39,6 +44,16 @@ class Attack:
     def labels_from(self) -> str | None:
         """Where it gets labels: "known", "idlg", "recovered" or "optimized"; None if it uses none."""
         return None
+
+    @property
+    def content(self) -> str:
+        """A hash of the files that it reads, if its fields name any: what was kept of other files is not taken."""
+        return ""
+
+    @property
+    def threat(self) -> ThreatModel:
+        """What it knows, has and may do, whoever runs it; what a role adds (knowing the defense) is not in here."""
+        return ThreatModel.of(self.needs, self.labels_from)
 
     def check(self, scene: Scene) -> None:
         """Refuse a scene that this attack cannot work on, before any long work. Its updates may be stand-ins."""
@@ -55,7 +70,7 @@ class Attack:
         raise NotImplementedError  # every attack defines its own
 
     def estimate(self, scene: Scene) -> Work:
-        """How much `run` has to do."""
+        """How much `run` has to do, and `fit` before it. The scene may be a stand-in: only its form counts."""
         return Work()
 
     def pieces(self, scene: Scene) -> list[Scene]:

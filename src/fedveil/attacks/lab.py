@@ -10,6 +10,7 @@ from fedveil.attacks.replay import shared_updates
 from fedveil.attacks.scene import Public
 from fedveil.defenses.chain import Chain
 from fedveil.defenses.updates import Updates
+from fedveil.progress import Report
 from fedveil.streams import Streams
 from fedveil.tasks.examples import Examples
 from fedveil.tasks.inputs import Inputs
@@ -25,6 +26,7 @@ class Lab:
     auxiliary: Examples | None  # disjoint from the clients' data, the victims and what these are told from
     streams: Streams  # one stream
     chain: Chain = field(default_factory=Chain)  # what the attacker knows of the defense: maybe nothing
+    report: Report | None = None  # is told (steps done, in all) while an attack learns
 
     def messages(self, inputs: Inputs, labels: Tensor, streams: Streams) -> Tree:
         """What K clients with these batches, (K, B, ...) and (K, B), would send under the defense."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -23,18 +23,27 @@ def run_on(
 
     A scene's finding does not depend on the others: each is attacked in pieces of its own.
     """
+    return dict(run_each(attack, scenes, fitted, bench))
+
+
+def run_each(
+    attack: Attack, scenes: Mapping[Name, Scene], fitted: Mapping[Name, Any], bench: Workbench
+) -> Iterator[tuple[Name, Finding]]:
+    """The same scene by scene, each as soon as its last piece is done."""
     scenes = {name: replace(scene, bench=bench) for name, scene in scenes.items()}
     works = {name: attack.estimate(scene) for name, scene in scenes.items()}
     counter = Counter(bench.report, sum(work.steps for work in works.values()))
-    pieces = [(name, piece) for name, scene in scenes.items() for piece in attack.pieces(scene)]
+    pieces = {name: attack.pieces(scene) for name, scene in scenes.items()}
+    every = [(name, piece) for name, own in pieces.items() for piece in own]
     workers = bench.workers
-    if workers is None or len(pieces) == 1 or not workers.worth(lambda: sum(work.seconds for work in works.values())):
-        findings = [attack.run(_told(piece, counter), fitted.get(name)) for name, piece in pieces]
+    found: Iterator[Finding]
+    if workers is None or len(every) == 1 or not workers.worth(lambda: sum(work.seconds for work in works.values())):
+        found = (attack.run(_told(piece, counter), fitted.get(name)) for name, piece in every)
     else:
-        jobs = [(attack, _alone(piece), fitted.get(name)) for name, piece in pieces]
-        findings = list(workers.map(_work, jobs, counter.add))
-    names = [name for name, _ in pieces]
-    return {name: joined([f for own, f in zip(names, findings, strict=True) if own == name]) for name in scenes}
+        # All pieces are handed out at once, so that no process waits for the end of a scene.
+        found = workers.map(_work, [(attack, _alone(piece), fitted.get(name)) for name, piece in every], counter.add)
+    for name, own in pieces.items():
+        yield name, joined([next(found) for _ in own])
 
 
 def joined(findings: list[Finding]) -> Finding:

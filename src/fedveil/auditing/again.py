@@ -6,12 +6,14 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
+from fedveil.auditing.suites import DEFAULT
 from fedveil.errors import FedveilError
 from fedveil.registry import Registry, attacks, defenses
 from fedveil.toml import to_toml
 
 # As the command line names what it does not call by the name of its key.
 _FLAGS = {"audit.batch_size": "--attack-batch-size", "audit.rounds": "--attack-rounds"}
+OWN = "own data"  # in the place of a data set's name, for examples that no name stands for
 _TASK = {"clients": 4, "split": "own", "partition": "iid", "limit": None, "buffers": "shared"}
 _RUN = {"seed": 0, "device": "cpu", "backend": "auto"}
 
@@ -19,11 +21,14 @@ _RUN = {"seed": 0, "device": "cpu", "backend": "auto"}
 def config_file(config: Mapping[str, Any]) -> dict[str, Any] | None:
     """The configuration of a result in the layout of the file.
 
-    None where no file can say it: the model or the data are the user's own, or the task has another seed than the run.
+    None where no file can say it: the model, the data or the auxiliary data are the user's own, or the task has another
+    seed than the run.
     """
     task = dict(config.get("task", {}))
-    named = {"name", "model", "split", "seed"} <= task.keys() and {"federation", "audit", "attack"} <= config.keys()
-    if not named or task["seed"] != config.get("seed"):
+    named = {"name", "model", "split", "seed"} <= task.keys() and {"federation", "audit"} <= config.keys()
+    if not named or not {"attack", "suite"} & config.keys() or task["seed"] != config.get("seed"):
+        return None
+    if config["audit"].get("auxiliary") == OWN:
         return None
     federation = {
         k: v for k, v in config["federation"].items() if k not in ("train", "record_rounds", "record_clients")
@@ -36,7 +41,7 @@ def config_file(config: Mapping[str, Any]) -> dict[str, Any] | None:
         "task": {"data": task.pop("name"), **{name: value for name, value in task.items() if name != "seed"}},
         "federation": federation,
         "audit": dict(config["audit"]),
-        "attack": list(config["attack"]),
+        **({"attack": list(config["attack"])} if "attack" in config else {"suite": config["suite"]}),
         "defense": list(config.get("defense", [])),
     }
 
@@ -58,6 +63,8 @@ def command_line(config: Mapping[str, Any], changes: Mapping[str, Any] | None = 
     file = config_file(config)
     if file is None:
         return _in_python(changes or {})
+    if {"attack", "suite"} & (changes or {}).keys():
+        file = {key: value for key, value in file.items() if key not in ("attack", "suite")}
     for key, value in (changes or {}).items():
         section, dot, name = key.partition(".")
         if dot:
@@ -78,8 +85,10 @@ def command_line(config: Mapping[str, Any], changes: Mapping[str, Any] | None = 
             elif _plain(value) != _plain(default):
                 words += [_FLAGS.get(f"{section}.{name}", f"--{name.replace('_', '-')}"), _typed(value)]
     for kind, registry in (("defense", defenses), ("attack", attacks)):
-        for each in file[kind]:
+        for each in file.get(kind, ()):
             words += [f"--{kind}", _spelled(registry, each)]
+    if file.get("suite", DEFAULT) != DEFAULT:
+        words += ["--suite", file["suite"]]
     for name, default in _RUN.items():
         if file[name] != default:
             words += [f"--{name}", str(file[name])]
@@ -90,6 +99,7 @@ def _in_python(changes: Mapping[str, Any]) -> str:
     """For a model or data that no command line can name."""
     specs = [_spelled(attacks, each) for each in changes.get("attack", ())]
     attack = "attack" if not specs else repr(specs[0] if len(specs) == 1 else specs)
+    attack = f"suite={changes['suite']!r}" if "suite" in changes else attack
     audit = [f"{key.removeprefix('audit.')}={value!r}" for key, value in changes.items() if key.startswith("audit.")]
     settings = [f"settings=fedveil.AuditSettings({', '.join(audit)})"] if audit else []
     return f"fedveil.audit({', '.join(['task', 'defense', attack, *settings, '...'])})"

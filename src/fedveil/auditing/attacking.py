@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,21 +15,29 @@ from fedveil.attacks.base import Attack
 from fedveil.attacks.finding import Finding, Links, Reconstruction
 from fedveil.attacks.iterates import Iterates
 from fedveil.attacks.lab import Lab
-from fedveil.attacks.running import run_on
+from fedveil.attacks.running import run_each
 from fedveil.attacks.scene import Candidates, LocalSteps, Scene
-from fedveil.auditing.keys import attack_key, content_key, described, described_chain, of_public, of_tensors, of_updates
+from fedveil.auditing.auxiliary import Auxiliary
+from fedveil.auditing.case import Case
+from fedveil.auditing.keys import (
+    attack_key,
+    content_key,
+    described,
+    described_chain,
+    of_layout,
+    of_public,
+    of_tensors,
+    of_updates,
+)
 from fedveil.auditing.roles import Role
 from fedveil.auditing.scoring import REVISION, RoleScore, score_finding, score_given
 from fedveil.auditing.store import Entry, Wanted
-from fedveil.auditing.workshop import Case
 from fedveil.defenses.chain import Chain
 from fedveil.defenses.updates import Updates, with_gradient
 from fedveil.errors import FedveilError
 from fedveil.leakage.truths import Truths
-from fedveil.progress import Report
+from fedveil.progress import Report, part_of
 from fedveil.streams import Streams
-from fedveil.tasks.examples import Examples
-from fedveil.tasks.fingerprint import fingerprint
 from fedveil.tree import Tree, per_client
 
 ITERATES = "iterates.npy"
@@ -109,22 +117,8 @@ def local_steps(updates: Updates) -> LocalSteps:
 # ---- fit ---------------------------------------------------------------------------------------------------
 
 
-def fitted(case: Case, attack: Attack, lab: Lab) -> tuple[Fitted, str]:
-    """What an attack learned before it sees a victim, and the key of that. None where it learns nothing."""
-    if type(attack).fit is Attack.fit:
-        return None, ""
-    row = {**lab.model.before.row(0), **lab.model.buffers.row(0)}
-    auxiliary = lab.auxiliary
-    key = content_key(
-        "fit",
-        attack=described(attack),
-        public=of_public(lab.public, row, lab.model.examples),
-        model=of_updates(lab.model),
-        chain=described_chain(lab.chain),
-        auxiliary=None if auxiliary is None else _of_examples(auxiliary),
-        seed=case.seed,
-        backend=case.bench.backend,
-    )
+def fitted(case: Case, attack: Attack, lab: Lab, auxiliary: Auxiliary | None, key: str) -> Fitted:
+    """What an attack learned before it sees a victim."""
 
     def make(folder: Path | None) -> Fitted:
         learned = attack.fit(lab)
@@ -132,11 +126,30 @@ def fitted(case: Case, attack: Attack, lab: Lab) -> tuple[Fitted, str]:
             raise FedveilError(f"{type(attack).__name__}.fit must return None, or a dict of tensors by name")
         return learned  # type: ignore[no-any-return]
 
-    about = f"{attack.name} learned from {len(auxiliary) if auxiliary else 0} auxiliary examples under {lab.chain}"
-    return case.store.keep("fit", Wanted(key, about), _FittedForm(), make), key
+    examples = 0 if auxiliary is None else len(auxiliary.examples)
+    about = f"{attack.name} learned from {examples} auxiliary examples under {lab.chain}"
+    return case.store.keep("fit", Wanted(key, about), _FittedForm(), make)
 
 
-def lab_of(case: Case, scene: Scene, auxiliary: Examples | None) -> Lab:
+def fit_key(case: Case, attack: Attack, lab: Lab, auxiliary: Auxiliary | None) -> str:
+    """The key of what an attack learns in a lab; empty where it learns nothing."""
+    if type(attack).fit is Attack.fit:
+        return ""
+    row = {**lab.model.before.row(0), **lab.model.buffers.row(0)}
+    looks = attack.learns_about
+    return content_key(
+        "fit",
+        attack=described(attack),
+        public=of_public(lab.public, row, lab.model.examples) if "model" in looks else of_layout(lab.public),
+        model=of_updates(lab.model) if "model" in looks else None,
+        chain=described_chain(lab.chain),
+        auxiliary=None if auxiliary is None else auxiliary.content,
+        seed=case.seed,
+        backend=case.bench.backend,
+    )
+
+
+def lab_of(case: Case, attack: Attack, scene: Scene, auxiliary: Auxiliary | None) -> Lab:
     """Where an attacker may learn what it knows of the defense: with the global model, and without any victim."""
     before = scene.updates.before.rows([0])
     model = replace(
@@ -146,13 +159,8 @@ def lab_of(case: Case, scene: Scene, auxiliary: Examples | None) -> Lab:
         buffers=scene.updates.buffers.rows([0]),
     )
     streams = Streams.seeded(case.seed, [0], "lab")
-    return Lab(scene.public, model, auxiliary, streams, scene.chain)
-
-
-def _of_examples(examples: Any) -> str:
-    """A hash of examples, read a part at a time."""
-    parts = enumerate(examples.batches(4096))
-    return fingerprint((f"{place} {name}", t) for place, part in parts for name, t in zip("xy", part, strict=True))
+    chain = scene.chain if "defense" in attack.learns_about else Chain()
+    return Lab(scene.public, model, None if auxiliary is None else auxiliary.examples, streams, chain)
 
 
 class _FittedForm:
@@ -179,15 +187,34 @@ class Attacked:
 
 
 def attacked(
-    case: Case, attack: Attack, scenes: Mapping[Role, Scene], auxiliary: Examples | None, report: Report | None
+    case: Case,
+    attack: Attack,
+    scenes: Mapping[Role, Scene],
+    auxiliary: Auxiliary | None,
+    report: Report | None,
+    learned: dict[str, Fitted] | None = None,
 ) -> dict[Role, Attacked]:
-    """The findings of all roles; those that are not in the store are run together."""
-    learned = {role: fitted(case, attack, lab_of(case, scene, auxiliary)) for role, scene in scenes.items()}
-    keys = {role: attack_key(attack, scene, learned[role][1]) for role, scene in scenes.items()}
+    """The findings of all roles; those that are not in the store are run together, and each is kept when it is done.
 
-    def make(missing: list[Role], folder: Path | None) -> dict[Role, Finding]:
-        bench = replace(case.bench, report=report, scratch=folder)
-        return run_on(attack, {r: scenes[r] for r in missing}, {r: learned[r][0] for r in missing}, bench)
+    learned: by key, what this attack learned for other scenes, and now for these.
+    """
+    learned = {} if learned is None else learned
+    labs = {role: lab_of(case, attack, scene, auxiliary) for role, scene in scenes.items()}
+    fits = {role: fit_key(case, attack, lab, auxiliary) for role, lab in labs.items()}
+    missing = {key: labs[role] for role, key in fits.items() if key and key not in learned}
+    begin = _share_of_fitting(attack, scenes, len(missing))
+    for place, (key, lab) in enumerate(missing.items()):
+        start, end = (begin * done / len(missing) for done in (place, place + 1))
+        told = replace(lab, report=part_of(report, start, end) if report else None)
+        learned[key] = fitted(case, attack, told, auxiliary, key)
+        if report:
+            part_of(report, 0, end)(1, 1)
+    keys = {role: attack_key(attack, scene, fits[role]) for role, scene in scenes.items()}
+    rest = part_of(report, begin, 1) if report else None
+
+    def make(missing: list[Role], folder: Path | None) -> Iterator[tuple[Role, Finding]]:
+        bench = replace(case.bench, report=rest, scratch=folder)
+        return run_each(attack, {r: scenes[r] for r in missing}, {r: learned.get(fits[r]) for r in missing}, bench)
 
     wanted = {
         role: Wanted(key, f"{attack.name}, {role}, {case.name}, {scenes[role].count} updates")
@@ -195,6 +222,15 @@ def attacked(
     }
     found = case.store.keep_all("attack", wanted, _FindingForm(), make)
     return {role: Attacked(found[role], keys[role]) for role in scenes}
+
+
+def _share_of_fitting(attack: Attack, scenes: Mapping[Role, Scene], fits: int) -> float:
+    """Which part of an attack's time goes into learning, as far as it says how long that takes."""
+    if not fits:
+        return 0.0
+    works = [attack.estimate(scene) for scene in scenes.values()]
+    learning, running = fits * max(work.fit_seconds for work in works), sum(work.seconds for work in works)
+    return learning / (learning + running) if learning > 0 else 0.0
 
 
 class _FindingForm:

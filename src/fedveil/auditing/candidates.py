@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from fedveil.attacks.scene import Candidates
-from fedveil.auditing.workshop import Case
+from fedveil.auditing.case import Case
 from fedveil.leakage.modality import Modality
 from fedveil.leakage.truths import Truths
 from fedveil.streams import Streams
-from fedveil.tasks.examples import Examples
+from fedveil.tasks.examples import ArrayExamples, Examples
 from fedveil.tasks.model_check import floating_type
 
 MOST_HELD_OUT = 20_000  # examples that victims' are told from
@@ -39,15 +39,23 @@ class HeldOut:
     inputs: Tensor
     labels: Tensor
     mean_input: Tensor  # what an attacker can hand in without any update
-    auxiliary: Examples | None
+    given: Examples | None  # every second one, where attackers get these
 
     @classmethod
-    def of(cls, modality: Modality, train: Examples, test: Examples, *, taken: int = 0, learns: bool = False) -> Self:
-        """The test examples, less the first `taken`, which are victims. Attacks that learn get every second one."""
+    def of(cls, modality: Modality, train: Examples, test: Examples, *, taken: int = 0, gives: bool = False) -> Self:
+        """The test examples, less the first `taken`, which are victims.
+
+        gives: attackers get every second one, and the judges the others.
+        """
         rows = list(range(taken, min(len(test), taken + MOST_HELD_OUT)))
-        mine, theirs = (rows[::2], rows[1::2]) if learns else (rows, [])
+        mine, theirs = (rows[::2], rows[1::2]) if gives else (rows, [])
         inputs, labels = test.subset(mine).batch(list(range(len(mine))))
         return cls(single(inputs), labels, modality.floor(train), test.subset(theirs) if theirs else None)
+
+    @property
+    def judged(self) -> Examples:
+        """Those of the judges, as examples."""
+        return ArrayExamples(self.inputs, self.labels)
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import replace
 from typing import Any, get_args
 
 from fedveil.auditing import sentences
@@ -77,7 +76,7 @@ def unjudged(terms: Terms, guarantee: str, *, scored: bool) -> Verdict:
 def described(shop: CaptureShop, promised: Statement, among: int) -> dict[str, Any]:
     """The parts of a result that say what was attacked, how, and under what."""
     known, settings, updates = shop.known, shop.case.settings, shop.updates
-    attempted = Attempted.of(shop.attacks, among)
+    attempted = Attempted.of(shop.attacks, among, shop.auxiliary, shop.skipped)
     situation = Situation(
         model=known.model,
         chain=known.chain,
@@ -98,12 +97,12 @@ def described(shop: CaptureShop, promised: Statement, among: int) -> dict[str, A
         "attacked": f"{counted}, {whose}",
         "label_names": list(shop.others.label_names) if shop.others is not None else [],
         "defense": _card(shop, promised),
+        "auxiliary": None if attempted.auxiliary is None else attempted.auxiliary.document(),
         "candidates": among,
         "judges": shop.judges,
         "assumptions": assumptions(situation, attempted),
         "not_given": not_given(known.model, attempted),
-        "not_tried": [f"the attack {name}: {why}" for name, why in shop.skipped.items()]
-        + not_tried(situation, replace(attempted, attacks=(*attempted.attacks, *shop.skipped))),
+        "not_tried": not_tried(situation, attempted),
     }
 
 

@@ -10,7 +10,8 @@ from typing import Any, Self, cast
 
 from fedveil.attacks.base import Attack
 from fedveil.attacks.scene import Public, Workbench
-from fedveil.auditing.candidates import Originals
+from fedveil.auditing.auxiliary import Auxiliary, AuxiliarySource
+from fedveil.auditing.candidates import HeldOut, Originals
 from fedveil.auditing.capture_checks import (
     Attackable,
     CaptureSetting,
@@ -19,11 +20,11 @@ from fedveil.auditing.capture_checks import (
     steps_alike,
 )
 from fedveil.auditing.capture_truth import Data, OneTruth, originals_of, others_of, read_truths
+from fedveil.auditing.case import Case
 from fedveil.auditing.experiment import Experiment
 from fedveil.auditing.requirements import check_settings
 from fedveil.auditing.settings import AuditSettings
 from fedveil.auditing.store import Store
-from fedveil.auditing.workshop import Case
 from fedveil.defenses.updates import Updates
 from fedveil.errors import FedveilError
 from fedveil.federation.capture import Capture, stack
@@ -31,6 +32,7 @@ from fedveil.fields import field_names
 from fedveil.leakage.modalities import modality
 from fedveil.leakage.modality import Modality
 from fedveil.leakage.pictures import Pictures
+from fedveil.tasks.examples import ArrayExamples
 from fedveil.tasks.task import Task
 from fedveil.workers import Workers
 
@@ -59,6 +61,8 @@ class CaptureShop:
     originals: Originals | None  # where the truth is known
     others: Task | None  # what the originals are told from
     judges: list[str]  # a sentence on each network that compares examples
+    held_out: HeldOut | None  # the same others, and the mean of them
+    auxiliary: Auxiliary | None  # what attackers learn from
 
     @classmethod
     def open(cls, asked: Asked, store: Store, workers: Workers) -> Self:
@@ -70,7 +74,9 @@ class CaptureShop:
         others = None if data is None else others_of(data, known, asked.setting.loss, asked.data_root)
         settings = _settings(experiment.audit, captures, known)
         kind, judges = _modality(known, others, settings, learns=isinstance(data, Task | str))
-        attacks, skipped = _attacks(experiment.attacks, originals is not None, others is not None)
+        held_out, auxiliary = _held_out(asked, settings, kind, others, originals)
+        there = _There(originals is not None, others is not None, auxiliary is not None)
+        attacks, skipped = _attacks(experiment.attacks, there)
         for attack in attacks:
             _check_attack(attack, settings, known, kind)
         case = Case(
@@ -82,7 +88,7 @@ class CaptureShop:
             bench=Workbench(backend=experiment.backend, workers=workers),
             seed=experiment.seed,
         )
-        return cls(captures, known, case, attacks, skipped, originals, others, judges)
+        return cls(captures, known, case, attacks, skipped, originals, others, judges, held_out, auxiliary)
 
     @cached_property
     def updates(self) -> Updates:
@@ -123,16 +129,41 @@ def _modality(
     return kind.equipped(others, tools)
 
 
-def _attacks(given: Sequence[Attack], scored: bool, judged: bool) -> tuple[tuple[Attack, ...], dict[str, str]]:
+def _held_out(
+    asked: Asked, settings: AuditSettings, kind: Modality, others: Task | None, originals: Originals | None
+) -> tuple[HeldOut | None, Auxiliary | None]:
+    """The others, and what attackers learn from, if any of them learns."""
+    if others is None:
+        return None, None
+    source = AuxiliarySource(settings, asked.experiment.own_auxiliary, asked.data_root)
+    read = source.read(others)
+    learns = any("auxiliary" in each.needs for each in asked.experiment.attacks)
+    held_out = HeldOut.of(kind, others.train, others.test, gives=learns and source.held_out)
+    if not learns:
+        return held_out, None
+    behind = [] if originals is None else [ArrayExamples(originals.inputs.flatten(0, 1), originals.labels.flatten())]
+    return held_out, source.chosen(read, held_out.given, others, [held_out.judged, *behind])
+
+
+@dataclass(frozen=True)
+class _There:
+    """What there is beside the captures."""
+
+    truth: bool
+    others: bool
+    auxiliary: bool
+
+
+def _attacks(given: Sequence[Attack], there: _There) -> tuple[tuple[Attack, ...], dict[str, str]]:
     """The attacks that can be run, and why others cannot, by their names."""
     found, skipped = [], {}
     for attack in given:
-        if "candidates" in attack.needs and not (scored and judged):
+        if "candidates" in attack.needs and not (there.truth and there.others):
             skipped[attack.name] = "it needs what was behind the updates (truth), and others of the same kind (data)"
-        elif "auxiliary" in attack.needs and not judged:
+        elif "auxiliary" in attack.needs and not there.auxiliary:
             skipped[attack.name] = "there are no auxiliary data for it to learn from (data)"
         else:
-            found.append(attack if scored else without_known_labels(attack))
+            found.append(attack if there.truth else without_known_labels(attack))
     if not found:
         raise FedveilError("; ".join(f"{name} cannot be run: {why}" for name, why in skipped.items()))
     return tuple(found), skipped

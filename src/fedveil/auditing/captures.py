@@ -19,9 +19,10 @@ from torch.nn import functional
 
 from fedveil.attacks.base import Attack
 from fedveil.attacks.finding import Finding
+from fedveil.auditing.attackers import threat_of_row, threats_of
 from fedveil.auditing.attacking import Shown, attacked, scene_of, scenes_by_role, scored
 from fedveil.auditing.audit_result import AuditResult
-from fedveil.auditing.candidates import HeldOut, truth_of
+from fedveil.auditing.candidates import truth_of
 from fedveil.auditing.capture_checks import CaptureSetting
 from fedveil.auditing.capture_report import configuration, described, hashes, promise, unjudged
 from fedveil.auditing.capture_shop import Asked, CaptureShop
@@ -177,12 +178,9 @@ def attack_captures(shop: CaptureShop, watch: Watch, command: str) -> AuditResul
 def gather(shop: CaptureShop, watch: Watch, *, one_example: bool) -> CaptureEvidence:
     """Fit, attack in every role, and score as far as the truth is known."""
     case, chain, originals = shop.case, shop.known.chain, shop.originals
-    truths = candidates = held_out = None
-    if shop.others is not None:
-        learns = any("auxiliary" in each.needs for each in shop.attacks)
-        held_out = HeldOut.of(case.modality, shop.others.train, shop.others.test, learns=learns)
-    if originals is not None and held_out is not None:
-        found = truth_of(case, originals, held_out, one_example=one_example)
+    truths = candidates = None
+    if originals is not None and shop.held_out is not None:
+        found = truth_of(case, originals, shop.held_out, one_example=one_example)
         truths, candidates = found.truths, found.candidates
     elif originals is not None:
         rounds = (originals.round,) * len(originals.labels)
@@ -193,8 +191,7 @@ def gather(shop: CaptureShop, watch: Watch, *, one_example: bool) -> CaptureEvid
         if watch.stage:
             watch.stage(attack_line(attack.name))
         scenes = scenes_by_role(scene_of(case, attack, shown), chain, None, case.settings.attackers)
-        auxiliary = None if held_out is None else held_out.auxiliary
-        reached = attacked(case, attack, scenes, auxiliary, watch.attack)
+        reached = attacked(case, attack, scenes, shop.auxiliary, watch.attack)
         evidence.findings[attack.name] = {role: each.finding for role, each in reached.items()}
         if truths is not None:
             own = scored(case, attack, reached, truths)
@@ -208,10 +205,16 @@ def gather(shop: CaptureShop, watch: Watch, *, one_example: bool) -> CaptureEvid
 
 
 def _rows(shop: CaptureShop, evidence: CaptureEvidence, bound: float | None) -> list[Row]:
+    threats = threats_of(shop.attacks, shop.auxiliary, evidence.among)
     if evidence.truths is not None:
-        return rows_of(evidence.scores, evidence.truths, shop.case.modality, bound=bound)
+        return rows_of(evidence.scores, evidence.truths, shop.case.modality, bound=bound, threats=threats)
     groups = _Counted.of(shop).groups
-    return [make_row(each.attack, each.role, each.values, groups) for each in evidence.scores]
+    return [
+        make_row(each.attack, each.role, each.values, groups).model_copy(
+            update={"threat": threat_of_row(each.attack, each.role, threats)}
+        )
+        for each in evidence.scores
+    ]
 
 
 def _images(shop: CaptureShop, evidence: CaptureEvidence) -> Images:

@@ -9,15 +9,18 @@ from torch import Tensor
 
 from fedveil.attacks.base import Attack
 from fedveil.attacks.matching import GradientMatching
-from fedveil.auditing.attacking import Shown, attacked, scene_of, scenes_by_role, scored, scored_given
-from fedveil.auditing.candidates import HeldOut, RoundTruth, truth_of
+from fedveil.auditing.attacking import Fitted, Shown, attacked, scene_of, scenes_by_role, scored, scored_given
+from fedveil.auditing.candidates import RoundTruth, truth_of
+from fedveil.auditing.case import Case
 from fedveil.auditing.forecast import attack_line, round_of
+from fedveil.auditing.judgment import Terms
 from fedveil.auditing.observing import Observed, observe
 from fedveil.auditing.result import AttackRun
 from fedveil.auditing.roles import Role
-from fedveil.auditing.scoring import Batches, RoleScore, attack_run
+from fedveil.auditing.scoring import Batches, RoleScore, attack_run, rows_of
 from fedveil.auditing.training import Trained
-from fedveil.auditing.workshop import Case, Workshop
+from fedveil.auditing.verdict import settled
+from fedveil.auditing.workshop import Workshop
 from fedveil.defenses.chain import Chain
 from fedveil.leakage.truths import Truths
 from fedveil.registry import attacks as attack_registry
@@ -31,9 +34,10 @@ class Evidence:
 
     observed: list[Observed]
     truths: Truths  # of all rounds, one behind the other
+    attacks: list[Attack]  # that were run
     scores: list[RoleScore]
     runs: list[AttackRun]
-    skipped: list[str]  # a line on each attack that could not be run, and why
+    left_out: dict[str, str]  # why other attacks were not run, by their names
 
     @property
     def among(self) -> int:
@@ -41,32 +45,58 @@ class Evidence:
         assert self.truths.distractors is not None
         return self.truths.distractors.shape[1] + 1
 
+    @property
+    def auxiliary_used(self) -> bool:
+        """Whether any of the attacks learned from auxiliary data."""
+        return any("auxiliary" in each.needs for each in self.attacks)
+
 
 def gather(shop: Workshop, found: Trained | None) -> Evidence:
     """Observe every attacked round, attack it and score what was found."""
     observed = [observe(shop, number, found) for number in shop.experiment.audit.rounds]
-    held_out = _held_out(shop)
-    rounds = [(each, truth_of(shop.case, each.originals, held_out, one_example=shop.one_example)) for each in observed]
+    rounds = [
+        (each, truth_of(shop.case, each.originals, shop.held_out, one_example=shop.one_example)) for each in observed
+    ]
     truths = _joined([true.truths for _, true in rounds])
-    scores: list[RoleScore] = []
-    runs: list[AttackRun] = []
-    skipped = []
-    for attack in shop.experiment.attacks:
-        if "auxiliary" in attack.needs and held_out.auxiliary is None:
-            skipped.append(f"the attack {attack.name}: there are no auxiliary data for it to learn from")
+    parts = [scores_without_attack(shop.case, shop.chain, true.truths) for _, true in rounds]
+    without = [RoleScore.concat(each) for each in zip(*parts, strict=True)]
+    made = Evidence(observed, truths, [], [], [], dict(shop.lineup.left_out))
+    for attack in shop.lineup.attacks:
+        by = _settled_by(shop, attack, made, without) if shop.experiment.stops else ""
+        if by:
+            made.left_out[attack.name] = f"not run, as the question was settled by {by}"
             continue
         shop.tell(attack_line(attack.name))
-        own = _attack(shop, attack, rounds, held_out)
-        runs.append(run_of(attack, own, truths))
-        scores += own
-    given = [scores_without_attack(shop.case, shop.chain, true.truths) for _, true in rounds]
-    scores += [RoleScore.concat(parts) for parts in zip(*given, strict=True)]
-    return Evidence(observed, truths, scores, runs, skipped)
+        own = _attack(shop, attack, rounds)
+        made.attacks.append(attack)
+        made.runs.append(run_of(attack, own, truths))
+        made.scores.extend(own)
+    made.scores.extend(without)
+    return made
 
 
-def _attack(shop: Workshop, attack: Attack, rounds: Attackable, held_out: HeldOut) -> list[RoleScore]:
+def _settled_by(shop: Workshop, attack: Attack, made: Evidence, without: list[RoleScore]) -> str:
+    """The attacks that settled the question of this one already, by those who have no more than it; "" if none did.
+
+    What one who has more gets says nothing of how little is enough: that is still to be found out.
+    """
+    names = [
+        each.name
+        for each in made.attacks
+        if each.question == attack.question and set(each.threat.has) <= set(attack.threat.has)
+    ]
+    scores = [each for each in made.scores if each.attack in names]
+    if not scores:
+        return ""
+    rows = rows_of([*scores, *without], made.truths, shop.modality)
+    terms = Terms(shop.experiment.audit, shop.modality, made.among)
+    return " and ".join(names) if settled(rows, attack.question, terms) else ""
+
+
+def _attack(shop: Workshop, attack: Attack, rounds: Attackable) -> list[RoleScore]:
     """Every role of one attack in every round, scored; the rounds of a role are joined."""
     parts: list[dict[Role, RoleScore]] = []
+    learned: dict[str, Fitted] = {}
     for place, (observed, true) in enumerate(rounds):
         scenes = scenes_by_role(
             scene_of(shop.case, attack, Shown(observed.defended, observed.labels, true.candidates, observed.round)),
@@ -75,16 +105,9 @@ def _attack(shop: Workshop, attack: Attack, rounds: Attackable, held_out: HeldOu
             shop.experiment.audit.attackers,
         )
         report = round_of(shop.watch.attack, place, len(rounds))
-        found = attacked(shop.case, attack, scenes, held_out.auxiliary, report)
+        found = attacked(shop.case, attack, scenes, shop.auxiliary, report, learned)
         parts.append({score.role: score for score in scored(shop.case, attack, found, true.truths)})
     return [RoleScore.concat([part[role] for part in parts]) for role in parts[0]]
-
-
-def _held_out(shop: Workshop) -> HeldOut:
-    settings = shop.experiment.audit
-    taken = settings.victims * settings.batch_size if settings.source == "test" else 0
-    learns = any("auxiliary" in attack.needs for attack in shop.experiment.attacks)
-    return HeldOut.of(shop.modality, shop.task.train, shop.task.test, taken=taken, learns=learns)
 
 
 def scores_without_attack(case: Case, chain: Chain, truths: Truths) -> list[RoleScore]:

@@ -14,9 +14,10 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from fedveil.attacks.base import Attack
-from fedveil.attacks.inverting_gradients import InvertingGradients
 from fedveil.attacks.link import LinkTest
+from fedveil.auditing.again import OWN
 from fedveil.auditing.settings import AuditSettings
+from fedveil.auditing.suites import DEFAULT, Suite, suite_named
 from fedveil.clients.engine import BACKENDS, Backend
 from fedveil.defenses.base import Defense
 from fedveil.defenses.chain import Chain
@@ -71,10 +72,12 @@ class Experiment(BaseModel):
     ```
 
     task: named settings, or a `Task` of one's own, which no file can hold.
+    suite, attack: attacks by the name of a suite (see `SUITES`), or one by one; without either, the suite "standard".
+    own_auxiliary: examples of one's own that attackers may learn from, in place of what `audit.auxiliary` names.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True, populate_by_name=True)
-    not_keys: ClassVar[tuple[str, ...]] = ("trains",)
+    not_keys: ClassVar[tuple[str, ...]] = ("trains", "own_auxiliary")
 
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     device: str = "cpu"
@@ -83,7 +86,9 @@ class Experiment(BaseModel):
     federation: FederationSettings = FederationSettings()
     audit: AuditSettings = AuditSettings()
     defense: tuple[Defense, ...] = ()
-    attack: tuple[Attack, ...] = (InvertingGradients(),)
+    suite: str | None = None
+    attack: tuple[Attack, ...] = ()
+    own_auxiliary: Any = Field(default=None, exclude=True)
     trains: bool = Field(default=True, exclude=True)  # in the file, rounds = 0 says no
 
     def __init__(self, **fields: Any) -> None:
@@ -144,6 +149,22 @@ class Experiment(BaseModel):
             return {**data, "federation": rest, "trains": False}
         return data
 
+    @model_validator(mode="before")
+    @classmethod
+    def _suite_or_attacks(cls, data: dict[str, Any]) -> dict[str, Any]:
+        named, suite = data.get("attack") is not None, data.get("suite")
+        if named and suite is not None:
+            raise ValueError("name a suite or attacks, not both (suite, attack)")
+        return data if named or suite is not None else {**data, "suite": DEFAULT}
+
+    @field_validator("suite")
+    @classmethod
+    def _suite(cls, value: str | None) -> str | None:
+        try:
+            return value if value is None else suite_named(value).name
+        except FedveilError as error:
+            raise ValueError(str(error)) from None
+
     @field_validator("backend", mode="before")
     @classmethod
     def _backend(cls, value: Any) -> Any:
@@ -174,6 +195,8 @@ class Experiment(BaseModel):
     @field_validator("attack", mode="before")
     @classmethod
     def _attacks(cls, value: Any) -> Any:
+        if value is None:
+            return ()
         found = _built(value, "attack")
         names = [each.name for each in found]
         if not found:
@@ -191,10 +214,18 @@ class Experiment(BaseModel):
 
     @property
     def attacks(self) -> tuple[Attack, ...]:
-        """All attacks of the audit: those that were named, and the link test unless it is switched off."""
+        """All attacks of the audit: those of the suite or those named, and the link test unless it is switched off."""
+        if self.suite is not None:
+            found = _members(suite_named(self.suite))
+            return tuple(each for each in found if self.audit.link or each.question != "link")
         if not self.audit.link or any(each.question == "link" for each in self.attack):
             return self.attack
         return (*self.attack, LinkTest())
+
+    @property
+    def stops(self) -> bool:
+        """Whether attacks on a question that is settled are left out."""
+        return self.suite is not None and suite_named(self.suite).stops and self.audit.stop_when_settled
 
     def chain_at(self, number: int) -> Chain:
         """In a warm-up round there is no defense, and an attacker who knows it knows that too."""
@@ -222,14 +253,20 @@ class Experiment(BaseModel):
             "backend": self.backend,
             "task": described,
             "federation": federation,
-            "audit": field_values(self.audit),
-            "attack": [attacks.describe(each) for each in self.attack],
+            "audit": field_values(self.audit) | ({} if self.own_auxiliary is None else {"auxiliary": OWN}),
+            **({"suite": self.suite} if self.suite else {"attack": [attacks.describe(each) for each in self.attack]}),
             "defense": [defenses.describe(each) for each in self.defense],
         }
 
     def with_rounds(self, rounds: Iterable[int]) -> Self:
         """The same, attacking other rounds."""
         return self.model_copy(update={"audit": dataclasses.replace(self.audit, rounds=tuple(rounds))})
+
+
+def _members(suite: Suite) -> list[Attack]:
+    """The attacks of a suite. A name that nobody registered is no reason to do without the others."""
+    known = attacks.entries()
+    return [attacks.parse(spec) for spec in suite.attacks if spec.partition(":")[0] in known]
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -47,7 +47,8 @@ def content_key(stage: str, **parts: Any) -> str:
 def described(thing: Defense | Attack) -> list[Any]:
     """A declared thing: its class, what that class does by now, and all its fields."""
     kind: type[Any] = type(thing)
-    return [f"{kind.__module__}.{kind.__qualname__}", implementation(kind), field_values(thing)]  # type: ignore[arg-type]
+    read = [thing.content] if isinstance(thing, Attack) and thing.content else []
+    return [f"{kind.__module__}.{kind.__qualname__}", implementation(kind), field_values(thing), *read]  # type: ignore[arg-type]
 
 
 def described_chain(chain: Chain) -> list[Any]:
@@ -116,13 +117,17 @@ def of_public(public: Public, row: Mapping[str, Tensor], batch_size: int) -> dic
     draw = Streams.seeded(0, [0], "content key")
     inputs = draw.uniform(batch_size, *public.layout.shape)[0].to(like)
     labels = torch.zeros(batch_size, dtype=torch.int64, device=like.device)
-    box = dict(zip(("low", "high"), public.layout.box or (), strict=False))
     return {
         "behavior": behavior(public.model, public.loss, row, inputs, labels),
         "mode": [name for name, module in public.model.named_modules() if module.training],
-        "layout": [public.layout.modality, public.layout.shape, of_tensors(box)],
-        "classes": public.classes,
+        **of_layout(public),
     }
+
+
+def of_layout(public: Public) -> dict[str, Any]:
+    """What is known of inputs and labels, whatever the model is."""
+    box = dict(zip(("low", "high"), public.layout.box or (), strict=False))
+    return {"layout": [public.layout.modality, public.layout.shape, of_tensors(box)], "classes": public.classes}
 
 
 def of_scene(scene: Scene) -> dict[str, Any]:

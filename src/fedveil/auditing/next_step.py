@@ -10,6 +10,7 @@ from fedveil.auditing.judgment import Judgment, Terms
 from fedveil.auditing.power import about
 
 STRONGEST = "inverting-gradients"  # of the attacks that rebuild inputs, the one that works on most models
+_STRONGER = {"quick": "standard", "standard": "thorough"}
 Step = tuple[str, dict[str, Any] | None]
 
 
@@ -47,6 +48,11 @@ def _stronger_attack(judged: Judgment, terms: Terms, tried: set[str]) -> Step:
         return f"Attack updates of a single {one} first: they are the easiest.", {"audit.batch_size": 1}
     if judged.question != "reconstruct":
         return "", None
+    stronger = _STRONGER.get(str(terms.config.get("suite")))
+    if stronger:
+        return f"Try the suite `{stronger}`, which has more attacks, steps and tries.", {"suite": stronger}
+    if "suite" in terms.config:
+        return "Try a model that is easier to invert, such as `lenet` with its sigmoids.", None
     listed = [dict(each) for each in terms.config.get("attack", ())]
     others = [each for each in listed if each.get("name") not in tried]  # which ask something else
     given = next((each for each in listed if each.get("name") == STRONGEST and "steps" in each), None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fedveil.attacks.base import Attack
 from fedveil.auditing.experiment import Experiment
-from fedveil.auditing.settings import AuditSettings
+from fedveil.auditing.settings import NONE, AuditSettings
 from fedveil.defenses.chain import Chain
 from fedveil.errors import FedveilError
 from fedveil.leakage.modality import Modality
@@ -17,8 +17,10 @@ def check_experiment(experiment: Experiment, task: Task, modality: Modality) -> 
     chain.check_message(federation.message)
     _check_rounds(experiment)
     check_settings(settings, chain)
-    for each in experiment.attacks:
-        _check_attack(each, task, settings, modality)
+    for each in experiment.attack:  # those of a suite are left out where they cannot work: see `lineup`
+        check_attack(each, task, settings, modality)
+        if "auxiliary" in each.needs and settings.auxiliary == NONE and experiment.own_auxiliary is None:
+            raise FedveilError(f"{each.name} learns from auxiliary data, and there are none: see `auxiliary`")
     if task.labels is not None:
         raise FedveilError("an audit needs one class per image; this task has several labels per image (train works)")
     if settings.source == "clients":
@@ -59,7 +61,8 @@ def _check_rounds(experiment: Experiment) -> None:
         raise FedveilError(f"round {last} cannot be attacked: the federation trains {federation.rounds} rounds")
 
 
-def _check_attack(attack: Attack, task: Task, settings: AuditSettings, modality: Modality) -> None:
+def check_attack(attack: Attack, task: Task, settings: AuditSettings, modality: Modality) -> None:
+    """Refuse an attack that this audit has not what it needs for."""
     needs = attack.needs
     if attack.modalities and modality.name not in attack.modalities:
         raise FedveilError(f"{attack.name} attacks {' or '.join(attack.modalities)}, not {modality.name}")

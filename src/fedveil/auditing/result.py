@@ -11,6 +11,7 @@ import pydantic
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
+from fedveil.attacks.threat import ThreatModel
 from fedveil.auditing.roles import Role
 from fedveil.errors import FedveilError
 from fedveil.fields import Probability, problems
@@ -54,6 +55,9 @@ class Row(Document):
     strongest: bool = False  # the attacker of the defended updates that gets most, of those who ask this question
     bound: Probability | None = None  # link: how often any attacker may pick the right one, by the formal guarantee
     exact: bool | None = None  # link: whether updates were compared by the exact likelihood under the defense
+    threat: ThreatModel | None = None  # what the attacker has; None in results of versions that did not keep it
+    # Of `TOGETHER`: for every example, or update, the attack that got most; of no other row.
+    winners: list[str] = []
 
 
 class Answer(Document):
@@ -67,6 +71,7 @@ class Answer(Document):
     # The row that the sentence is about, the metric that it was judged by, and the floor that it was judged against.
     role: Role | None = None
     attack: str = ""
+    winner: str = ""  # of several attacks, the one that won most often; "" where none picked anything
     round: int | None = None
     measure: str = ""
     floor: Role | None = None
@@ -165,6 +170,16 @@ class AttackRun(Document):
     on_the_way: dict[Role, dict[str, dict[str, Estimate]]] = {}
 
 
+class AuxiliaryData(Document):
+    """What attackers learned from."""
+
+    source: str  # "mnist"
+    part: str  # "held-out test images"
+    used: int
+    dropped: int = 0  # which the task holds too
+    left: int = 0  # beyond the most that are used
+
+
 class Assumption(Document):
     """One switch of the threat model in plain words."""
 
@@ -216,6 +231,8 @@ class Result(Document):
     defense: DefenseCard
     verdict: Verdict
     rows: list[Row]
+    suite: str = ""  # whose attacks were run; "" where they were named one by one
+    auxiliary: AuxiliaryData | None = None  # None where no attack learned from any
     candidates: int  # from which the right one is picked: the original and its distractors
     judges: list[str] = []  # networks that compared the pictures: how they were made, how good they are
     cost: Cost

@@ -5,6 +5,7 @@ The stages: train → observe → fit → attack in every role → score → jud
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import time
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fedveil.attacks.base import Attack
+from fedveil.auditing.attackers import threats_of
 from fedveil.auditing.audit_result import AuditResult
 from fedveil.auditing.cost import measure_cost
 from fedveil.auditing.defense_card import defense_card
@@ -58,8 +60,10 @@ from fedveil.workers import Workers, opened
 def audit(
     task: Task | Experiment,
     defense: Defense | Chain | Sequence[Defense] | str | None = None,
-    attack: Attack | str | Sequence[Attack | str] = "inverting-gradients",
+    attack: Attack | str | Sequence[Attack | str] | None = None,
     *,
+    suite: str | None = None,
+    auxiliary: Any = None,
     federation: FederationSettings | None = None,
     settings: AuditSettings | None = None,
     seed: int = 0,
@@ -75,6 +79,10 @@ def audit(
     """Train a task under a defense, attack what clients share, and judge what leaked and what it cost.
 
     task: or a whole `Experiment`, which says all that the arguments up to `train` say.
+    attack: one attack or several, by name, with fields if wanted ("dlg:steps=9"), or as instances.
+    suite: in place of these, "quick", "standard" (which runs where nothing is named) or "thorough".
+    auxiliary: what attackers may learn from: "held-out" test examples (every second one), "none", a data set's name, or
+        examples of your own, (images, labels) or a torch `Dataset`. What the task holds itself is left out of it.
     federation: how it is trained; also without training (`train=False`) its protocol, batch and rate decide what an
         update is.
     settings: which updates are attacked and how they are judged.
@@ -86,12 +94,16 @@ def audit(
     if isinstance(task, Experiment):
         experiment = task
     else:
+        chosen = settings or AuditSettings()
+        named = isinstance(auxiliary, str)
         experiment = Experiment(
             task=task,
             defense=defense if isinstance(defense, list | tuple) else (defense,),
-            attack=attack if isinstance(attack, list | tuple) else (attack,),
+            attack=attack if attack is None or isinstance(attack, list | tuple) else (attack,),
+            suite=suite,
+            own_auxiliary=None if named else auxiliary,
             federation=federation or FederationSettings(),
-            audit=settings or AuditSettings(),
+            audit=dataclasses.replace(chosen, auxiliary=auxiliary) if named else chosen,
             seed=seed,
             backend=backend,
             device=device,
@@ -110,7 +122,7 @@ def run_audit(shop: Workshop, command: str) -> AuditResult:
     started, begun = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), time.perf_counter()
     config = shop.experiment.described() | {"task": shop.task.description}
     if shop.watch.plan:
-        shop.watch.plan(stages_of(shop.experiment))
+        shop.watch.plan(stages_of(shop))
     if 1 in shop.experiment.audit.rounds:
         observe(shop, 1, None)  # what is wrong with a victim's data shows before anything is trained
     bare, defended = train_both(shop)
@@ -122,7 +134,8 @@ def run_audit(shop: Workshop, command: str) -> AuditResult:
     promised = promise(shop, defended)
     among = evidence.among
     most = most_picked(promised, shop.exposures[0], among)
-    rows = rows_of(evidence.scores, evidence.truths, shop.modality, bound=most)
+    threats = threats_of(evidence.attacks, shop.auxiliary, among)
+    rows = rows_of(evidence.scores, evidence.truths, shop.modality, bound=most, threats=threats)
     terms = Terms(shop.experiment.audit, shop.modality, among, config, tuple(shop.chain.without_knowledge))
     verdict = judge(rows, cost, promised.sentence + at_most(most, among), terms)
     document = describe(shop, evidence, verdict, promised)
@@ -154,11 +167,9 @@ def promise(shop: Workshop, defended: Trained | None) -> Statement:
 def describe(shop: Workshop, evidence: Evidence, verdict: Verdict, promised: Statement) -> dict[str, Any]:
     """The parts of a result that say what was attacked, how, and under what."""
     task, federation, truths = shop.task, shop.experiment.federation, evidence.truths
-    situation, attempted, some = (
-        _situation(shop),
-        Attempted.of(shop.experiment.attacks, evidence.among),
-        evidence.observed[0],
-    )
+    auxiliary = shop.auxiliary if evidence.auxiliary_used else None
+    situation, some = _situation(shop), evidence.observed[0]
+    attempted = Attempted.of(evidence.attacks, evidence.among, auxiliary, evidence.left_out)
     moved = perturbation([(truths.originals.flatten(0, 1), truths.seen.flatten(0, 1))], shop.task.normalization)
     return {
         "data": task.name,
@@ -171,12 +182,14 @@ def describe(shop: Workshop, evidence: Evidence, verdict: Verdict, promised: Sta
         "holdings": client_labels(task),
         "defense": defense_card(shop.chain, promised, some.undefended.gradient, some.defended.gradient, moved),
         "verdict": verdict,
+        "suite": shop.experiment.suite or "",
+        "auxiliary": None if auxiliary is None else auxiliary.document(),
         "candidates": evidence.among,
         "judges": shop.judges,
         "attacks": evidence.runs,
         "assumptions": assumptions(situation, attempted),
         "not_given": not_given(task.model, attempted),
-        "not_tried": evidence.skipped + not_tried(situation, attempted),
+        "not_tried": not_tried(situation, attempted),
     }
 
 

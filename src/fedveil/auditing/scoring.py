@@ -7,6 +7,7 @@ worst cases, is worked out when the rows are made (`rows_of`).
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -16,7 +17,9 @@ import torch
 from torch import Tensor
 
 from fedveil.attacks.finding import Finding, Links, Reconstruction
-from fedveil.auditing.result import TOGETHER, AttackRun, CostCurve, Estimate, Images, Question, Row, gets
+from fedveil.attacks.threat import ThreatModel
+from fedveil.auditing.attackers import threat_of_row
+from fedveil.auditing.result import TOGETHER, AttackRun, CostCurve, Estimate, Images, Question, Row, gets, measures
 from fedveil.auditing.roles import ATTACKERS, FLOORS, Role
 from fedveil.leakage.catalog import METRICS
 from fedveil.leakage.intervals import Interval, bootstrap
@@ -163,11 +166,17 @@ def _found_labels(found: Tensor, true: Tensor) -> Tensor:
 
 
 def rows_of(
-    scores: Sequence[RoleScore], truths: Truths, modality: Modality, *, bound: float | None = None
+    scores: Sequence[RoleScore],
+    truths: Truths,
+    modality: Modality,
+    *,
+    bound: float | None = None,
+    threats: Mapping[str, ThreatModel] | None = None,
 ) -> list[Row]:
     """The rows of a table: each role over all rounds, the worst case over several attacks, then round by round.
 
     bound: how often any attacker at all may pick the right candidate of a defended update, see `ledger.picking`.
+    threats: what each attack has, by its name, see `attackers`.
     """
     related = _related(scores, modality)
     rows = []
@@ -175,8 +184,9 @@ def rows_of(
         exact = None if score.exact is None else bool(score.exact.all())
         allowed = bound if score.question == "link" and score.role in ATTACKERS else None
         row = make_row(score.attack, score.role, values, _groups(score.question, truths), question=score.question)
-        rows.append(row.model_copy(update={"exact": exact, "bound": allowed}))
-    rows = _marked([*rows, *worst_case(rows, truths)], modality)
+        threat = threat_of_row(score.attack, score.role, threats) if threats is not None else None
+        rows.append(row.model_copy(update={"exact": exact, "bound": allowed, "threat": threat}))
+    rows = _marked([*rows, *worst_case(rows, truths, modality)], modality)
     return rows + rows_by_round(rows, truths)
 
 
@@ -218,10 +228,11 @@ def _finite(name: str, value: Tensor) -> Tensor:
     return torch.where(finite, value, value[finite].max()) if bool(finite.any()) else value[:0]
 
 
-def worst_case(rows: Sequence[Row], truths: Truths) -> list[Row]:
+def worst_case(rows: Sequence[Row], truths: Truths, modality: Modality) -> list[Row]:
     """Where several attacks ask one question: for every role and example, what the attack gets that gets most.
 
-    The floor is treated alike: whoever may try 20 attacks and keep the best also has 20 chances to guess.
+    The floor is treated alike: whoever may try 20 attacks and keep the best also has 20 chances to guess. Every metric
+    is taken by itself; the winner is the attack that picks the right one and, of several, comes nearest.
     """
     found = []
     for question in dict.fromkeys(row.question for row in rows):
@@ -233,9 +244,31 @@ def worst_case(rows: Sequence[Row], truths: Truths) -> list[Row]:
             names = [name for name in alike[0].values if all(name in row.values for row in alike)]
             most = {name: _most(name, [row.values[name] for row in alike]) for name in names}
             made = make_row(TOGETHER, role, most, _groups(question, truths), question=question)
-            exact = None if question != "link" else all(row.exact for row in alike)
-            found.append(made.model_copy(update={"bound": alike[0].bound, "exact": exact}))
+            threats = [row.threat for row in alike if row.threat is not None]
+            update = {
+                "bound": alike[0].bound,
+                "exact": None if question != "link" else all(row.exact for row in alike),
+                "threat": ThreatModel.union(threats) if threats else None,
+                "winners": _winners(alike, modality),
+            }
+            found.append(made.model_copy(update=update))
     return found
+
+
+def _winners(rows: Sequence[Row], modality: Modality) -> list[str]:
+    """For every example the attack that gets most; of equals the first."""
+    shares, near = measures(rows[0].question, modality), modality.nearness
+
+    def got(row: Row, place: int) -> tuple[float, float]:
+        picked = max((row.values[name][place] for name in shares if name in row.values), default=0.0)
+        value = row.values[near][place] if near in row.values else math.nan
+        leaked = value if METRICS[near].private == "low" else -value
+        return picked, -math.inf if math.isnan(leaked) else leaked
+
+    def winner(place: int) -> str:
+        return max(rows, key=lambda row: got(row, place)).attack
+
+    return [winner(place) for place in range(min(map(len, rows[0].values.values()), default=0))]
 
 
 def _most(name: str, listed: Sequence[Sequence[float]]) -> Tensor:
@@ -267,7 +300,9 @@ def rows_by_round(rows: Sequence[Row], truths: Truths) -> list[Row]:
             values = {name: torch.tensor(listed, dtype=torch.float64)[mine] for name, listed in row.values.items()}
             chosen = [group for group in groups if truths.rounds[group] == number]
             made = make_row(row.attack, row.role, values, chosen, question=row.question)
-            found.append(made.model_copy(update={"round": number, "bound": row.bound, "exact": row.exact}))
+            update = {name: getattr(row, name) for name in ("bound", "exact", "threat")}
+            winners = [winner for winner, own in zip(row.winners, mine.tolist(), strict=False) if own]
+            found.append(made.model_copy(update={**update, "round": number, "winners": winners}))
     return found
 
 

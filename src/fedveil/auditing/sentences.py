@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 
 from fedveil.auditing.judgment import Judgment, Terms
@@ -61,7 +62,7 @@ def _picks(judged: Judgment, terms: Terms) -> str:
     of = "updates" if terms.settings.batch_size == 1 else terms.modality.words.many
     chance = percent(1 / terms.candidates)
     told = f"{terms.modality.picks(terms.candidates)} for {share(judged.lead.metrics[judged.measure])} of the {of}"
-    told += f" (chance {chance})"
+    told += f" (chance {chance}){_won(judged)}"
     seen = recognizable_share(judged.lead, terms)
     if seen is not None:
         what = terms.modality.words.rebuilt.replace("a ", "a recognizable ", 1)
@@ -73,8 +74,23 @@ def _links(judged: Judgment, terms: Terms) -> str:
     one = terms.modality.words.one if terms.settings.batch_size == 1 else "batch"
     return (
         f"links {share(judged.lead.metrics[judged.measure])} of the updates to the right {one} out of "
-        f"{terms.candidates} by comparing updates (chance {percent(1 / terms.candidates)})"
+        f"{terms.candidates} by comparing updates (chance {percent(1 / terms.candidates)}){_won(judged)}"
     )
+
+
+def wins(judged: Judgment) -> Counter[str]:
+    """How often each of several attacks won, of what was picked at all."""
+    picked = judged.lead.values[judged.measure]
+    return Counter(name for name, value in zip(judged.lead.winners, picked, strict=False) if value)
+
+
+def _won(judged: Judgment) -> str:
+    """Which of several attacks it was."""
+    counted = wins(judged)
+    if not counted:
+        return ""
+    (name, most), total = counted.most_common(1)[0], counted.total()
+    return f", each time with {name}" if most == total else f", most often with {name} ({most} of {total})"
 
 
 def recognizable_share(row: Row, terms: Terms) -> Estimate | None:

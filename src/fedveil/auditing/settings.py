@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import Literal
 
+from pydantic import field_validator
+
+from fedveil.errors import FedveilError
 from fedveil.fields import Count, NonNegative, Probability, declared
+from fedveil.registry import datasets
+from fedveil.tasks.own_files import Reference, is_reference
+
+HELD_OUT, NONE = "held-out", "none"  # words for `auxiliary` that name no data set
 
 
 @declared
@@ -22,6 +29,9 @@ class AuditSettings:
     local_steps: Literal["unrolled", "pseudo-gradient"] = "unrolled"  # how FedAvg updates are attacked
     attackers: Literal["both", "naive", "adaptive"] = "both"
     link: bool = True  # ask, too, whether updates can be linked to known examples: seconds, and no picture is needed
+    auxiliary: str = HELD_OUT  # what attackers may learn from: every second held-out test example; none; a data set
+    auxiliary_most: Count = 20_000  # auxiliary examples at most
+    stop_when_settled: bool = True  # suites other than thorough leave out attacks on a question that is settled
     candidates: Count = 100  # the original and its distractors, from which an attacker picks
     reference: Literal["trained", "none"] = "trained"  # compare by a classifier of the task's own data, too
     lpips: Literal["none", "alex", "vgg"] = "none"  # needs weight files, see `fedveil.leakage.lpips`
@@ -30,6 +40,20 @@ class AuditSettings:
     rule_out: Probability = 0.25  # "no leakage found" only where a share this much above the floor's is ruled out
     recognizable_from: Probability = 0.5  # similarity from which on a picture that is picked counts as recognizable
     large_drop: Probability = 0.05  # a loss of accuracy surely above this is called large
+
+    @field_validator("auxiliary")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        """A data set by its name; Python files of the user's own are looked for, not run, and found from any folder."""
+        if value in (HELD_OUT, NONE):
+            return value
+        try:
+            if is_reference(value):
+                return str(Reference.read(value))
+            datasets.parse(value)
+        except FedveilError as error:
+            raise ValueError(f"auxiliary is neither {HELD_OUT} nor {NONE}: {error}") from None
+        return value
 
     @property
     def tools(self) -> dict[str, str]:

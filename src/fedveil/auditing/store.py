@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +30,7 @@ STAGES: tuple[StageName, ...] = get_args(StageName)
 FORMAT, VERSION = "fedveil-entry", 1
 ENTRY = "entry.safetensors"
 UNFINISHED = ".unfinished"  # ends the name of the folder of an entry that is not whole yet
+WRITTEN = ".entry"  # before that ending: it is being written, and all that it is made from is done
 LOCK = ".lock"
 
 T = TypeVar("T")
@@ -106,18 +107,19 @@ class Store:
 
         make: is given a folder of its own for unfinished work, which it finds again after a kill.
         """
-        return self.keep_all(stage, {0: wanted}, form, lambda missing, folder: {0: make(folder)})[0]
+        return self.keep_all(stage, {0: wanted}, form, lambda missing, folder: [(0, make(folder))])[0]
 
     def keep_all(
         self,
         stage: StageName,
         wanted: Mapping[Name, Wanted],
         form: Form[T],
-        make: Callable[[list[Name], Path | None], Mapping[Name, T]],
+        make: Callable[[list[Name], Path | None], Iterable[tuple[Name, T]]],
     ) -> dict[Name, T]:
         """Several results of one stage, of which those that are missing are made together.
 
-        make: is given the names of the missing ones, and a folder for unfinished work.
+        make: is given the names of the missing ones, and a folder for unfinished work. Each result is kept as it
+            comes, so that a stop loses only those that are still to come.
         """
         if self.folder is None:
             self.made += [(stage, each.about) for each in wanted.values()]
@@ -127,16 +129,20 @@ class Store:
             for key in sorted({each.key for each in wanted.values()}):  # in one order: no two wait for each other
                 stack.enter_context(leased(room / f"{key}{LOCK}"))
             found = {name: self._read(room, each.key, form) for name, each in wanted.items()}
+            for name, result in found.items():
+                if result is not None:  # what a kill may have left of the work on it
+                    shutil.rmtree(room / f"{wanted[name].key}{UNFINISHED}", ignore_errors=True)
             # Two names may want the same: it is made once.
             missing = {each.key: name for name, each in wanted.items() if found[name] is None}
             if missing:
                 names = [name for name in wanted if name in missing.values()]
-                self.made += [(stage, wanted[name].about) for name in names]
                 unfinished = private_folder(room / f"{wanted[names[0]].key}{UNFINISHED}")
-                fresh = dict(make(names, unfinished))
+                fresh: dict[Name, T] = {}
+                for name, made in make(names, unfinished):
+                    self._put(stage, room, wanted[name], form, made)
+                    self.made.append((stage, wanted[name].about))
+                    fresh[name] = made
                 shutil.rmtree(unfinished, ignore_errors=True)
-                for name in names:
-                    self._put(stage, room, wanted[name], form, fresh[name])
                 found |= {name: fresh[missing[wanted[name].key]] for name, old in found.items() if old is None}
             return {name: result for name, result in found.items() if result is not None}
 
@@ -160,7 +166,8 @@ class Store:
 
     def _put(self, stage: StageName, room: Path, wanted: Wanted, form: Form[T], result: T) -> None:
         """Write an entry beside its place, and move it there."""
-        unfinished = private_folder(room / f"{wanted.key}{UNFINISHED}")
+        # Not the folder of the work itself, which may still go on for other entries.
+        unfinished = private_folder(room / f"{wanted.key}{WRITTEN}{UNFINISHED}")
         entry = form.to_entry(result, unfinished)
         header = EntryHeader(
             format=FORMAT,
@@ -189,7 +196,7 @@ class Store:
         for each in self.entries():
             if now - each.used < older_than:
                 continue
-            key = each.place.name.removesuffix(UNFINISHED)
+            key = each.place.name.removesuffix(UNFINISHED).removesuffix(WRITTEN)
             with suppress(InUse), leased(each.place.with_name(f"{key}{LOCK}"), wait=False):
                 shutil.rmtree(each.place, ignore_errors=True)
                 gone.append(each)

@@ -6,6 +6,7 @@ import csv
 import html
 import io
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -16,7 +17,8 @@ from fedveil.auditing.roles import ATTACKERS, wording
 from fedveil.leakage.catalog import METRICS
 from fedveil.leakage.modality import LINKED, Modality
 
-FIELDS = ("attack", "role", "round", "metric", "mean", "low", "high", "count", "bound")
+FIELDS = ("attack", "role", "round", "metric", "mean", "low", "high", "count", "bound", "attacker_has")
+HAS = "attacker has"
 
 
 @dataclass(frozen=True)
@@ -47,12 +49,27 @@ def parts(rows: Sequence[Row], modality: Modality) -> Iterator[Part]:
         columns = [_measured(name) for name in [each for each in names if each in measured] or measured]
         if question == "link":
             columns.append(Column("formal bound", formal_bound))
+        if any(row.threat for row in asked):
+            columns.append(Column(HAS, attacker_has))
         if asked:
             yield Part(asked, [f"{words[row.role].title}{' *' if row.strongest else ''}" for row in asked], columns)
 
 
 def _measured(name: str) -> Column:
     return Column(METRICS[name].column, lambda row: _cell(row.metrics.get(name), name))
+
+
+def attacker_has(row: Row, *, whole: bool = False) -> str:
+    """What stands behind a row beside the update; `whole`: with how much of it there is.
+
+    >>> from fedveil.attacks.threat import ThreatModel
+    >>> row = Row(attack="a", role="naive", metrics={}, values={}, threat=ThreatModel(has=("labels", "candidates (9)")))
+    >>> attacker_has(row), attacker_has(row, whole=True)
+    ('labels, candidates', 'labels, candidates (9)')
+    """
+    if row.threat is None:
+        return "–"
+    return row.threat.words if whole else re.sub(r" \([^)]*\)", "", row.threat.words)
 
 
 def formal_bound(row: Row) -> str:
@@ -139,6 +156,7 @@ def as_records(rows: Sequence[Row]) -> list[dict[str, Any]]:
             "metric": name,
             **found.model_dump(),
             "bound": row.bound,
+            "attacker_has": None if row.threat is None else row.threat.words,
         }
         for row in rows
         for name, found in row.metrics.items()

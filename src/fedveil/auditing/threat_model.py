@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Self
 
 from torch import nn
 
 from fedveil.attacks.base import Attack
+from fedveil.auditing.auxiliary import Auxiliary
 from fedveil.auditing.result import Assumption
 from fedveil.defenses.base import MessageKind
 from fedveil.defenses.chain import Chain
@@ -26,6 +27,7 @@ _LOCAL_STEPS = {
     "same order.",
     "pseudo-gradient": "The attacker takes the change of the weights for one gradient.",
 }
+PRIORS = frozenset({"generator", "gias"})  # attacks whose pictures come out of a generator that was trained for it
 _MESSAGES: dict[MessageKind, str] = {
     "gradient": "gradients",
     "weights": "weights after {}",
@@ -101,14 +103,27 @@ class Attempted:
     attacks: tuple[str, ...]  # by name
     labels: tuple[str, ...] = ()  # where those that rebuild inputs get the labels from
     candidates: int | None = None  # that those who link updates are given; None where none does
+    auxiliary: Auxiliary | None = None  # what some of them learned from
+    learned: tuple[str, ...] = ()  # the names of these
+    left_out: Mapping[str, str] = field(default_factory=dict)  # why others were not run, by name
 
     @classmethod
-    def of(cls, attacks: Sequence[Attack], among: int) -> Self:
+    def of(
+        cls,
+        attacks: Sequence[Attack],
+        among: int,
+        auxiliary: Auxiliary | None = None,
+        left_out: Mapping[str, str] | None = None,
+    ) -> Self:
         """That of some attacks, with `among` candidates for those who link."""
+        learned = tuple(each.name for each in attacks if "auxiliary" in each.needs)
         return cls(
             attacks=tuple(each.name for each in attacks),
             labels=tuple(each.labels_from for each in attacks if each.labels_from),
             candidates=among if any(each.question == "link" for each in attacks) else None,
+            auxiliary=auxiliary if learned else None,
+            learned=learned if auxiliary is not None else (),
+            left_out=left_out or {},
         )
 
 
@@ -163,6 +178,8 @@ def assumptions(situation: Situation, attempted: Attempted) -> list[Assumption]:
                 "asks which of them was used.",
             )
         )
+    if attempted.auxiliary is not None:
+        found.append(_auxiliary(attempted.auxiliary, attempted.learned))
     if situation.local_steps is not None:
         local = situation.local_steps
         found.append(Assumption(switch="local steps", setting=local, words=_LOCAL_STEPS[local]))
@@ -176,6 +193,14 @@ def assumptions(situation: Situation, attempted: Attempted) -> list[Assumption]:
             )
         )
     return found
+
+
+def _auxiliary(data: Auxiliary, learned: Sequence[str]) -> Assumption:
+    words = (
+        f"{_and(learned)} learned from {data.words}, with their labels, before any update was seen. None of these is "
+        f"a client's, a victim's, or one that a victim's is told from. {data.told}"
+    )
+    return Assumption(switch="auxiliary data", setting=data.words, words=words.strip())
 
 
 def _attacked_update(situation: Situation) -> Assumption:
@@ -221,20 +246,21 @@ def _knowledge(situation: Situation) -> Assumption:
 def not_given(model: nn.Module, attempted: Attempted) -> list[str]:
     """What the attacker had to do without."""
     linking = " (who links updates has the examples behind them among others)" if attempted.candidates else ""
-    items = [
-        f"the clients' data, or any part of it{linking}",
-        "the random numbers that the defense drew",
-        "other data of the same kind, beyond its normalization",
-    ]
+    others = "other data of the same kind, beyond its normalization"
+    if attempted.auxiliary is not None:
+        others += f" (but {_and(attempted.learned)} had {attempted.auxiliary.words})"
+    items = [f"the clients' data, or any part of it{linking}", "the random numbers that the defense drew", others]
     return items + (["the statistics of the victim's batch"] if _batch_norm(model) else [])
 
 
 def not_tried(situation: Situation, attempted: Attempted) -> list[str]:
     """What a stronger attacker might do: absence here is no evidence of safety."""
-    others = sorted(attack_registry.entries().keys() - set(attempted.attacks))
-    items = [f"the attacks {', '.join(others)}"] if others else []
+    others = sorted(attack_registry.entries().keys() - {*attempted.attacks, *attempted.left_out})
+    items = [f"the attack {name}: {why}" for name, why in attempted.left_out.items()]
+    items += [f"the attacks {', '.join(others)}"] if others else []
+    priors = "diffusion models" if PRIORS & set(attempted.attacks) else "generators, diffusion models"
     items += [
-        "attacks with a learned prior on the images (generators, diffusion models)",
+        f"attacks with a learned prior on the images ({priors})",
         "combining the updates of one client over many rounds",
         "a malicious server that changes the model to make it leak",
         "membership inference and attacks on the finished model",
@@ -253,6 +279,10 @@ def _batch_norm(model: nn.Module) -> bool:
 
 def _dropout(model: nn.Module) -> bool:
     return any(isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0 for module in model.modules())
+
+
+def _and(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def _many(count: int, what: str) -> str:

@@ -74,6 +74,22 @@ def _linked_only(answers: list[Answer], terms: Terms) -> list[str]:
 # ---- one question --------------------------------------------------------------------------------------------
 
 
+def settled(rows: Sequence[Row], question: Question, terms: Terms) -> bool:
+    """Whether a question needs no further attack: in every attacked round the updates are exposed.
+
+    More attacks could only get more, as for each example the one counts that gets most. That nothing was found, on the
+    other hand, is never settled.
+    """
+    own = [row for row in rows if row.question == question]
+    return bool(own) and all(each is not None and each.status == "exposed" for each in _rounds(own, question, terms))
+
+
+def _rounds(rows: Sequence[Row], question: Question, terms: Terms) -> list[Judgment | None]:
+    """Each attacked round judged by its own rows, where there are some; else all together."""
+    numbers: list[int | None] = [*sorted({row.round for row in rows if row.round is not None})] or [None]
+    return [_judge_round([row for row in rows if row.round == number], question, terms) for number in numbers]
+
+
 def _judge_question(rows: Sequence[Row], question: Question, terms: Terms) -> tuple[Answer, Judgment | None]:
     asked = sentences.asked(question, terms.modality.words)
     own = [row for row in rows if row.question == question]
@@ -81,9 +97,7 @@ def _judge_question(rows: Sequence[Row], question: Question, terms: Terms) -> tu
     if not tried:
         why = "No attack of this audit asks that."
         return Answer(question=question, asked=asked, status="not judged", why=why), None
-    rounds: list[int | None] = [*sorted({row.round for row in own if row.round is not None})] or [None]
-    found = [_judge_round([row for row in own if row.round == number], question, terms) for number in rounds]
-    judged = [each for each in found if each is not None]
+    judged = [each for each in _rounds(own, question, terms) if each is not None]
     if not judged:
         why = f"There were no other {terms.modality.words.many} to tell the right one from."
         return Answer(question=question, asked=asked, status="not judged", why=why), None
@@ -98,6 +112,7 @@ def _judge_question(rows: Sequence[Row], question: Question, terms: Terms) -> tu
         sentence=sentences.found(of_round, worst, terms),
         role=worst.lead.role,
         attack=worst.lead.attack,
+        winner=next((name for name, _ in sentences.wins(worst).most_common(1)), ""),
         round=worst.lead.round,
         measure=worst.measure,
         floor=worst.floor.role,

@@ -6,16 +6,16 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Self
 
-import torch
-
-from fedveil.attacks.scene import Public, Scene, Workbench
+from fedveil.attacks.scene import Public, Workbench
+from fedveil.auditing.auxiliary import Auxiliary, AuxiliarySource
+from fedveil.auditing.candidates import HeldOut
+from fedveil.auditing.case import Case
 from fedveil.auditing.experiment import Experiment
+from fedveil.auditing.lineup import Lineup
 from fedveil.auditing.requirements import check_experiment
-from fedveil.auditing.settings import AuditSettings
 from fedveil.auditing.store import Store
 from fedveil.defenses.chain import Chain
 from fedveil.defenses.guarantee import ONE_EXAMPLE, Exposure
-from fedveil.defenses.updates import Updates
 from fedveil.federation.exposure import exposures
 from fedveil.federation.observers import Watch
 from fedveil.federation.plan import Plan
@@ -24,23 +24,8 @@ from fedveil.federation.steps import Prepared
 from fedveil.leakage.modalities import modality
 from fedveil.leakage.modality import Modality
 from fedveil.ledger.statement import Statement, statement
-from fedveil.streams import Streams
 from fedveil.tasks.task import Task
-from fedveil.tree import Tree
 from fedveil.workers import Workers
-
-
-@dataclass(frozen=True, eq=False)
-class Case:
-    """What attackers and the judge need, wherever the updates come from: an audit's own training, or captures."""
-
-    name: str  # "digits, mlp": for people
-    public: Public
-    modality: Modality
-    settings: AuditSettings
-    store: Store
-    bench: Workbench
-    seed: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,12 +39,16 @@ class Workshop:
     watch: Watch
     plain: Prepared  # without the defense
     defended: Prepared  # under the defense; the same where there is none
+    lineup: Lineup
+    held_out: HeldOut
+    auxiliary: Auxiliary | None  # what attackers learn from
 
     @classmethod
     def open(cls, experiment: Experiment, store: Store, workers: Workers, watch: Watch) -> Self:
         """Check and prepare all that can be, before anything is trained or attacked."""
         task, kind = experiment.build_task(), modality("pictures")
         check_experiment(experiment, task, kind)
+        held_out, auxiliary = _held_out(experiment, task, kind)
         plan = Plan(task, Chain(), experiment.federation, experiment.seed)
         pool = workers if experiment.trains and experiment.federation.protocol == "fedavg" else None
         made = partial(prepare, backend=experiment.backend, device=experiment.device, workers=pool)
@@ -75,9 +64,8 @@ class Workshop:
             bench=Workbench(backend=experiment.backend, workers=workers),
             seed=experiment.seed,
         )
-        for each in experiment.attacks:
-            each.check(_stand_in(case, experiment))
-        return cls(experiment, task, case, judges, watch, plain, defended)
+        lineup = Lineup.of(experiment, task, case, learns=auxiliary is not None)
+        return cls(experiment, task, case, judges, watch, plain, defended, lineup, held_out, auxiliary)
 
     @property
     def chain(self) -> Chain:
@@ -120,11 +108,15 @@ class Workshop:
         return replace(self, experiment=self.experiment.with_rounds(rounds))
 
 
-def _stand_in(case: Case, experiment: Experiment) -> Scene:
-    """A scene of the audit's form, before there is any update: for attacks to refuse what they cannot work on."""
-    model, size = case.public.model, experiment.audit.batch_size
-    before = Tree.expand({name: p.detach() for name, p in model.named_parameters() if p.requires_grad}, 1)
-    buffers = Tree.expand({name: b.detach() for name, b in model.named_buffers()}, 1)
-    nothing = before.map(torch.zeros_like)
-    updates = Updates(experiment.federation.message, before, nothing, buffers, (experiment.federation.lr,), (size,))
-    return Scene(case.public, updates, Streams.seeded(experiment.seed, [0], "stand-in"), experiment.chain)
+def _held_out(experiment: Experiment, task: Task, kind: Modality) -> tuple[HeldOut, Auxiliary | None]:
+    """The test examples that are no victims', and what attackers learn from, if any of them learns."""
+    settings = experiment.audit
+    taken = settings.victims * settings.batch_size if settings.source == "test" else 0
+    source = AuxiliarySource(settings, experiment.own_auxiliary, getattr(experiment.task, "data_root", None))
+    read = source.read(task)  # what is wrong with it is told whoever learns
+    learns = any("auxiliary" in each.needs for each in experiment.attacks)
+    held_out = HeldOut.of(kind, task.train, task.test, taken=taken, gives=learns and source.held_out)
+    if not learns:
+        return held_out, None
+    others = (task.train, task.test.subset(range(taken)), held_out.judged)
+    return held_out, source.chosen(read, held_out.given, task, others)

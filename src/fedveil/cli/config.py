@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator
 
@@ -20,8 +20,6 @@ FINDINGS = ("exposed", "partly-exposed", "not-judged")  # the status of an audit
 
 class Config(Experiment):
     """Everything that a run is made of; the keys of the TOML file are these fields."""
-
-    not_keys: ClassVar[tuple[str, ...]] = ("trains",)
 
     command: Literal["audit", "train"] = "audit"
     task: TaskSettings = TaskSettings()  # by name: a file holds no objects
@@ -61,7 +59,7 @@ class Config(Experiment):
         described = self.described()
         if self.command == "train":
             described["federation"] = field_values(self.federation)
-            del described["audit"], described["attack"]
+            described = {key: value for key, value in described.items() if key not in ("audit", "attack", "suite")}
         return {"command": self.command, **described}
 
     @classmethod
@@ -78,7 +76,8 @@ class Config(Experiment):
 
 def _merged(data: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """The file's values with those of the command line over them."""
-    merged = dict(data)
+    either = {"attack", "suite"}
+    merged = {key: value for key, value in data.items() if not (key in either and either & given.keys())}
     for key, value in given.items():
         section, dot, name = key.partition(".")
         if dot:

@@ -9,13 +9,14 @@ from typing import Any
 
 import typer
 
+from fedveil.auditing.suites import SUITES, Suite
 from fedveil.cli.explain import explained
 from fedveil.cli.options import names_of
 from fedveil.errors import FedveilError, unknown_name
 from fedveil.leakage.catalog import METRICS
 from fedveil.registry import REGISTRIES, Entry, spelled
 
-KINDS = (*REGISTRIES, "metrics")
+KINDS = (*REGISTRIES, "suites", "metrics")
 
 
 def show_list(kind: str | None, name: str | None, *, as_json: bool) -> None:
@@ -49,12 +50,12 @@ def kinds_like(incomplete: str) -> list[str]:
 def names_like(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
     """For the shell's completion: names of the kind given before."""
     kind = context.params.get("kind")
-    return names_of(kind)(incomplete) if kind in REGISTRIES else []
+    return names_of(kind)(incomplete) if kind in REGISTRIES or kind == "suites" else []
 
 
 def _show_one(kind: str, name: str, *, as_json: bool) -> None:
     entries = {entry.name: entry for entry in _entries(kind)}
-    what = "metric" if kind == "metrics" else REGISTRIES[kind].kind
+    what = REGISTRIES[kind].kind if kind in REGISTRIES else kind.removesuffix("s")
     if ":" in name:
         raise FedveilError(f"give the name alone: fedveil list {kind} {name.partition(':')[0]}")
     if name not in entries:
@@ -79,9 +80,17 @@ def _default(value: Any) -> str:
 
 
 def _entries(kind: str) -> list[Entry]:
+    if kind == "suites":
+        return [Entry(each.name, "", _of_suite(each)) for each in SUITES.values()]
     if kind == "metrics":
         return [Entry(each.name, "", f"{each.words} Private: {each.private} values.") for each in METRICS.values()]
     return list(REGISTRIES[kind].entries().values())
+
+
+def _of_suite(suite: Suite) -> str:
+    """What a suite is for, and its attacks as `--attack` takes them."""
+    stops = "Leaves out attacks on a question that is settled." if suite.stops else ""
+    return " ".join(filter(None, (suite.summary, f"Attacks: {'; '.join(suite.attacks)}.", stops)))
 
 
 def _facts(entry: Entry) -> dict[str, str]:

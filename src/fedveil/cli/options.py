@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from fedveil.auditing.suites import SUITES
 from fedveil.errors import FedveilError
 from fedveil.fields import parse_value
 from fedveil.registry import REGISTRIES
@@ -159,13 +160,21 @@ SETTINGS = (
         "0",
     ),
     Setting(
+        "suite",
+        "--suite",
+        "text",
+        "Attacks that belong together: quick, standard or thorough. See `fedveil list suites`.",
+        AUDIT,
+        "standard",
+        "audit",
+    ),
+    Setting(
         "attack",
         "--attack",
         "specs",
-        "name:field=value,... Repeat for several. See `fedveil list attacks`.",
+        "In place of a suite: name:field=value,... Repeat for several. See `fedveil list attacks`.",
         AUDIT,
-        "inverting-gradients",
-        "audit",
+        command="audit",
     ),
     Setting("audit.victims", "--victims", "number", "Attacked updates per attacked round.", AUDIT, "16", "audit"),
     Setting(
@@ -198,6 +207,25 @@ SETTINGS = (
         "Ask, too, whether updates can be linked to known images.",
         AUDIT,
         "link",
+        "audit",
+    ),
+    Setting(
+        "audit.auxiliary",
+        "--auxiliary",
+        "text",
+        "What attackers may learn from: held-out test images, none, or a data set by name.",
+        AUDIT,
+        "held-out",
+        "audit",
+    ),
+    Setting("audit.auxiliary_most", "--auxiliary-most", "number", "Of these, at most.", AUDIT, "20000", "audit"),
+    Setting(
+        "audit.stop_when_settled",
+        "--stop-when-settled/--no-stop-when-settled",
+        "switch",
+        "quick and standard leave out attacks on a question that is settled.",
+        AUDIT,
+        "stop-when-settled",
         "audit",
     ),
     Setting(
@@ -324,7 +352,14 @@ def with_settings(command: Command) -> Callable[[Callable[[Given], int | None]],
     return decorate
 
 
-_NAMED = {"task.data": "datasets", "task.model": "models", "defense": "defenses", "attack": "attacks"}
+_NAMED = {
+    "task.data": "datasets",
+    "task.model": "models",
+    "defense": "defenses",
+    "attack": "attacks",
+    "suite": "suites",
+    "audit.auxiliary": "datasets",
+}
 
 
 def names_of(kind: str) -> Callable[[str], list[tuple[str, str]]]:
@@ -332,7 +367,7 @@ def names_of(kind: str) -> Callable[[str], list[tuple[str, str]]]:
 
     def complete(incomplete: str) -> list[tuple[str, str]]:
         chain, plus, last = incomplete.rpartition("+")  # of a chain of defenses, complete the last
-        entries = REGISTRIES[kind].entries().values()
+        entries = SUITES.values() if kind == "suites" else REGISTRIES[kind].entries().values()
         return [(f"{chain}{plus}{each.name}", _short(each.summary)) for each in entries if each.name.startswith(last)]
 
     return complete

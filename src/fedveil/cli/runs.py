@@ -53,7 +53,7 @@ def _run_audit(config: Config, place: Claim) -> int:
         watch = dataclasses.replace(display.watch(), stage=stage)
         shop = Workshop.open(config, store_of(config.store), pool, watch)
         if pool.forced:
-            pack((shop.task.model, shop.task.loss, config.chain, config.attacks))
+            pack((shop.task.model, shop.task.loss, config.chain, shop.lineup.attacks))
         outcome = carry_out(shop, _command(config, place))
         outcome.save(place.path)
         return _show_audit(outcome, place, config)

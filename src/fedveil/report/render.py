@@ -6,6 +6,7 @@ from pathlib import Path
 
 from fedveil.auditing.again import config_file, config_toml
 from fedveil.auditing.result import Images, Result
+from fedveil.auditing.table import attacker_has
 from fedveil.errors import FedveilError
 from fedveil.files import write_atomically
 from fedveil.leakage.catalog import METRICS
@@ -13,21 +14,22 @@ from fedveil.leakage.modalities import modality
 from fedveil.leakage.modality import LINKED
 from fedveil.report import clients, view
 from fedveil.report.environment import environment
+from fedveil.report.grid import grid
 from fedveil.report.summary import summary
 
 
 def render(result: Result, images: Images) -> str:
     """The report as one HTML document. All text of the result is escaped."""
     _check(images)
-    grid, known = view.grid(result, images), len(images.originals) > 0
+    shown, known = grid(result, images), len(images.originals) > 0
     return (
         environment()
         .get_template("report.html")
         .render(
             result=result,
             ROLES=view.words(result),
-            summary=summary(result, grid),
-            grid=grid,
+            summary=summary(result, shown),
+            grid=shown,
             table=view.table(result),
             cost_charts=view.cost_charts(result.cost),
             cost_rows=list(view.cost_rows(result.cost)),
@@ -39,6 +41,7 @@ def render(result: Result, images: Images) -> str:
             ],
             kind=modality(result.modality),
             linked=METRICS[LINKED],
+            attacker_has=attacker_has,
             config=config_toml(result.provenance.config),
             repeats=config_file(result.provenance.config) is not None,
         )

@@ -12,7 +12,8 @@ from fedveil.auditing.table import rounded_up
 from fedveil.leakage.modalities import modality
 from fedveil.report import formatting
 from fedveil.report.charts import interval_bar
-from fedveil.report.view import Grid, beside, lead, shown_roles, words
+from fedveil.report.grid import Grid
+from fedveil.report.view import beside, lead, shown_roles, words
 
 
 @dataclass(frozen=True)
@@ -161,6 +162,11 @@ def _pictured(grid: Grid) -> str:
     return f"{what}, the one that leaks most of {grid.total}." if grid.total > 1 else f"{what}."
 
 
+def _attacks(result: Result) -> str:
+    names = ", ".join(run.attack for run in result.attacks) or formatting.NONE
+    return f"{names} (suite {result.suite})" if result.suite else names
+
+
 def _ran(result: Result) -> list[tuple[str, str]]:
     """Who ran what: enough to find the run again."""
     made = result.provenance
@@ -170,6 +176,9 @@ def _ran(result: Result) -> list[tuple[str, str]]:
         ("took", formatting.duration(made.seconds)),
         ("seed", str(made.seed)),
         ("machine", made.machine),
-        ("attacks", ", ".join(run.attack for run in result.attacks) or formatting.NONE),
+        ("attacks", _attacks(result)),
     ]
+    if result.auxiliary is not None:
+        data = result.auxiliary
+        found.append(("attackers learned from", f"{data.used:,} {data.part} of {data.source}"))
     return found + [(f"SHA-256 of the {name}", f"{value[:12]}…") for name, value in made.hashes.items()]

@@ -6,55 +6,19 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-import numpy as np
 from markupsafe import Markup
-from numpy.typing import NDArray
 
-from fedveil.auditing.result import TOGETHER, AttackRun, Cost, Estimate, Images, Question, Result, Row
+from fedveil.auditing.result import AttackRun, Cost, Estimate, Question, Result, Row
 from fedveil.auditing.roles import ROLES, Role, RoleWords, wording
 from fedveil.auditing.table import formal_bound
 from fedveil.leakage.catalog import METRICS
-from fedveil.leakage.modalities import modality
 from fedveil.report import formatting
 from fedveil.report.charts import Axis, Series, interval_bar, line_chart
-from fedveil.report.pictures import data_uri, remarks
 
-MOST_IMAGES = 16
 SMALL_SAMPLE = 30
 MOST_COLUMNS = 7  # of the table of numbers: more are cut off on a laptop and on paper
 # A chart is drawn for a wide and for a narrow page, so that its text is readable on both.
 WIDTHS = {"wide": 720.0, "narrow": 350.0}
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A reconstruction in the grid of pictures."""
-
-    picture: str | None
-    alt: str
-    near: str  # how near it comes to the original
-    picked: bool | None  # whether it is nearest to the right one; None where that was not measured
-
-
-@dataclass(frozen=True)
-class Case:
-    """A line of the grid: one image and its reconstructions."""
-
-    picture: str | None  # None where the original is not known
-    name: str
-    label: str
-    cells: list[Cell]
-
-
-@dataclass(frozen=True)
-class Grid:
-    """The pictures: the columns' roles and the images, worst first."""
-
-    columns: list[Role]
-    cases: list[Case]
-    total: int
-    near: str  # what is told of each, and how to read it
-    notes: list[str]
 
 
 @dataclass(frozen=True)
@@ -85,6 +49,7 @@ class Table:
     parts: list[list[Column]]
     rows: list[Row]
     by_round: bool  # whether some rows are of one round
+    threats: bool  # whether it is known what each attacker has
     smallest: int | None  # the smallest number of images behind a row, if that is small
 
     @property
@@ -102,10 +67,10 @@ def lead(result: Result, question: Question = "reconstruct") -> Row | None:
     """The attacker that a question's answer is about, over all attacked rounds."""
     answer = result.verdict.answer(question)
     named = result.row(answer.role, answer.attack, question=question) if answer and answer.role else None
-    return named or _strongest(result, question)
+    return named or strongest(result, question)
 
 
-def _strongest(result: Result, question: Question) -> Row | None:
+def strongest(result: Result, question: Question) -> Row | None:
     """The strongest attacker with one attack: the marked one, if there is a mark."""
     marked = [row for row in result.rows if row.strongest and row.question == question]
     roles: tuple[Role, ...] = ("adaptive", "naive", "ceiling")
@@ -137,77 +102,6 @@ def floor(result: Result, question: Question = "reconstruct") -> Role:
     """The floor that a question was judged against."""
     answer = result.verdict.answer(question)
     return answer.floor if answer and answer.floor else "noise-floor"
-
-
-def grid(result: Result, images: Images) -> Grid:
-    """The pictures, those most leaked under the strongest attacker first."""
-    kind = modality(result.modality)
-    first = lead(result)
-    if first is not None and first.attack == TOGETHER:  # has numbers, but no pictures of its own
-        first = _strongest(result, "reconstruct")
-    columns: list[tuple[Role, Row | None, NDArray[np.float32]]] = []
-    missing = []
-    for role in shown_roles(result):
-        row = beside(result, first, role)
-        pictures = _pictures(row, images, role)
-        if pictures is None:
-            missing.append(words(result)[role].who.lower())
-        else:
-            columns.append((role, row, pictures))
-    measured = {name for row in result.rows for name in row.values}
-    near = next((name for name in kind.caption if name in measured), kind.caption[-1])
-    total = max((len(pictures) for _, _, pictures in columns), default=0) if not len(images.originals) else 0
-    order = _worst_first(first, total or len(images.originals), (*kind.headline[:1], near))
-    cases = [
-        Case(
-            picture=data_uri(images.originals[index]) if index < len(images.originals) else None,
-            name=f"{kind.words.one.capitalize()} {index + 1}",
-            label=formatting.label(int(images.labels[index]), result.label_names) if index < len(images.labels) else "",
-            cells=[
-                _cell(index, words(result)[role].who, row, pictures, (kind.headline[0], near))
-                for role, row, pictures in columns
-            ],
-        )
-        for index in order[:MOST_IMAGES]
-    ]
-    notes = remarks(images.originals) if len(images.originals) else []
-    if missing:
-        notes.append(f"No reconstructions to show for: {'; '.join(missing)}.")
-    higher = "higher" if METRICS[near].private == "low" else "lower"
-    told = f"its {METRICS[near].title} ({higher}: closer to the original) and whether it was {kind.words.picked}"
-    return Grid([role for role, _, _ in columns], cases, len(order), told, notes)
-
-
-def _pictures(row: Row | None, images: Images, role: Role) -> NDArray[np.float32] | None:
-    found = images.reconstructions.get((row.attack, role)) if row else None
-    if found is None:
-        found = next((pictures for (_, of), pictures in images.reconstructions.items() if of == role), None)
-    return found
-
-
-def _value(row: Row | None, name: str, index: int) -> float:
-    values = row.values.get(name, []) if row else []
-    return values[index] if index < len(values) else math.nan
-
-
-def _worst_first(row: Row | None, count: int, names: tuple[str, ...]) -> list[int]:
-    def key(index: int) -> list[float]:
-        values = ((METRICS[name].private == "low", _value(row, name, index)) for name in names)
-        return [math.inf if math.isnan(value) else -value if low else value for low, value in values]
-
-    return sorted(range(count), key=key)
-
-
-def _cell(index: int, who: str, row: Row | None, pictures: NDArray[np.float32], names: tuple[str, str]) -> Cell:
-    picked, near = (_value(row, name, index) for name in names)
-    known = METRICS[names[1]]
-    unit = f"{formatting.SPACE}{known.unit}" if known.unit and not math.isnan(near) else ""
-    return Cell(
-        picture=data_uri(pictures[index]) if index < len(pictures) else None,
-        alt=f"Image {index + 1}, {who.lower()}",
-        near=formatting.number(near, known.digits) + unit,
-        picked=None if math.isnan(picked) else picked >= 0.5,
-    )
 
 
 @dataclass(frozen=True)
@@ -262,11 +156,19 @@ def table(result: Result) -> Table:
     columns = [_column(name) for name in names]
     smallest = min((one.count for row in rows for one in row.metrics.values()), default=SMALL_SAMPLE)
     return Table(
-        parts=[columns[start : start + MOST_COLUMNS] for start in range(0, len(columns), MOST_COLUMNS)],
+        parts=_in_parts(columns, MOST_COLUMNS - 2 if any(row.threat for row in rows) else MOST_COLUMNS),
         rows=rows,
         by_round=any(row.round is not None for row in rows),
+        threats=any(row.threat for row in result.rows),
         smallest=smallest if smallest < SMALL_SAMPLE else None,
     )
+
+
+def _in_parts(columns: list[Column], first: int) -> list[list[Column]]:
+    """Columns in parts that fit the page; the first part may have to leave room for something else."""
+    rest = columns[first:]
+    parts = [columns[:first], *(rest[start : start + MOST_COLUMNS] for start in range(0, len(rest), MOST_COLUMNS))]
+    return [part for part in parts if part]
 
 
 def _column(name: str) -> Column:

@@ -1,0 +1,38 @@
+"""The attacker behind every row of a table: what an attack has, and what its role adds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from fedveil.attacks.base import Attack
+from fedveil.attacks.threat import ThreatModel
+from fedveil.auditing.auxiliary import Auxiliary
+from fedveil.auditing.roles import Role
+
+_ADDED: dict[Role, ThreatModel] = {
+    "ceiling": ThreatModel(has=("undefended updates",)),
+    "naive": ThreatModel(),
+    "adaptive": ThreatModel(knows=("the defense",)),
+    "noise-floor": ThreatModel(has=("no update",)),
+    "mean-floor": ThreatModel(has=("no update", "the mean training image")),
+    "bound": ThreatModel(has=("the perturbed input",)),
+}
+
+
+def threats_of(attacks: Iterable[Attack], auxiliary: Auxiliary | None, among: int) -> dict[str, ThreatModel]:
+    """The threat model of every attack by its name, with how much of everything there is.
+
+    among: the candidates of those who link.
+    """
+    details = {"auxiliary data": f"({auxiliary.count})" if auxiliary else "", "candidates": f"({among}, one is right)"}
+
+    def detailed(model: ThreatModel) -> ThreatModel:
+        return replace(model, has=tuple(f"{each} {details.get(each, '')}".strip() for each in model.has))
+
+    return {attack.name: detailed(attack.threat) for attack in attacks}
+
+
+def threat_of_row(attack: str, role: Role, threats: Mapping[str, ThreatModel]) -> ThreatModel:
+    """That of one attack in one role; of no attack, what its role has."""
+    return ThreatModel.union([_ADDED[role], threats.get(attack, ThreatModel())])
