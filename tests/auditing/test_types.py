@@ -17,7 +17,7 @@ def audited(dtype: torch.dtype, protocol: str) -> LeakageTable:
     outcome = fv.audit(
         fv.Task(model, (torch.rand(120, 1, 8, 8), torch.arange(120) % 4), clients=2),
         "gradient-dropout:keep=0.9",
-        fv.attacks.InvertingGradients(steps=40, restarts=1),
+        fv.attacks.InvertingGradients(steps=40, restarts=1, polish=0),
         federation=fv.FederationSettings(rounds=2, protocol=protocol),  # type: ignore[arg-type]
         settings=fv.AuditSettings(victims=2, candidates=10, rounds=(1, 2), reference="none"),
         progress=False,
