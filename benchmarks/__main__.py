@@ -10,7 +10,18 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import attack, beside_breaching, calibration, costs, fedavg, gradients, growth, profiles, utility
+from benchmarks import (
+    attack,
+    attackers,
+    beside_breaching,
+    calibration,
+    costs,
+    fedavg,
+    gradients,
+    growth,
+    profiles,
+    utility,
+)
 from benchmarks.tables import Table
 from fedveil.memory import keep_freed_memory
 
@@ -24,6 +35,7 @@ PARTS: dict[str, Callable[[], list[Table]]] = {
     "growth": growth.measure,
     "profiles": profiles.measure,
     "calibration": calibration.measure,
+    "attackers": attackers.measure,
     "costs": costs.measure,
     "utility": utility.measure,
 }

@@ -32,7 +32,7 @@ SUITES = {
         Suite(
             DEFAULT,
             "The default: the attacks that get most on most models, within minutes on a small one.",
-            ("link", "analytic", "inverting-gradients:steps=400", "learned-linear", "generator"),
+            ("link", "analytic", "inverting-gradients:steps=400", "learned-linear"),
         ),
         Suite(
             "thorough",
@@ -44,8 +44,6 @@ SUITES = {
                 "idlg",
                 "dlg:restarts=4",
                 "learned-linear",
-                "generator",
-                "gias",
             ),
             stops=False,
         ),

@@ -1,0 +1,102 @@
+"""What attackers who know a defense get, beside the naive ones: MNIST test images, untrained LeNet, batch 1 to 8.
+
+Needs MNIST's files under FEDVEIL_DATA; without them this part is left out, and says so. The clients hold 2,000 training
+images; the other 58,000 are what learned attacks may learn from.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from dataclasses import dataclass
+
+import torch
+
+import fedveil as fv
+from benchmarks.tables import Table
+from fedveil.auditing.audit_result import AuditResult
+from fedveil.errors import FedveilError
+
+ROLES = {"ceiling": "no defense", "naive": "naive", "adaptive": "knows the defense"}
+STEPS = 200
+
+
+@dataclass(frozen=True)
+class Case:
+    """One cell of what was to be reached."""
+
+    defense: str
+    least: str  # dB, as it was asked for
+    batch: int = 1
+    fedavg: bool = False
+
+
+CASES = [
+    Case("none", "24 (learned linear)"),
+    Case("none", "18", batch=4),
+    Case("none", "14", batch=8),
+    Case("gradient-dropout:keep=0.6", "40"),
+    Case("gradient-dropout:keep=0.3", "32"),
+    Case("gradient-dropout:keep=0.6,match_spread=true", "35"),
+    Case("fedem:radius=1024/255", "35"),
+    Case("fedcrap:radius=1024/255", "35"),
+    Case("fedem", "not below the naive"),
+    Case("sign-compression", "18"),
+    Case("gradient-pruning:prune=0.99", "16"),
+    Case("gaussian-noise:sigma=16/255", "23"),
+    Case("spm:epsilon=0.3", "13, 60 % identified", fedavg=True),
+]
+
+
+def measure() -> list[Table]:
+    torch.set_num_threads(2)
+    try:
+        task = fv.task("mnist", model="lenet", limit=2000)
+    except FedveilError as error:
+        print(f"attackers is left out: {error}")
+        return []
+    table = Table(
+        f"Attackers who know the defense, MNIST, untrained LeNet, {STEPS} steps of Inverting Gradients",
+        ["defense", "batch", "attack", "attacker", "PSNR (dB)", "identified among 100", "asked for (dB)"],
+        "Mean with its 95 % interval over test images, 16 updates of one image or 4 of a batch.",
+    )
+    with tempfile.TemporaryDirectory() as store:  # the undefended attack and its floor are the same for all
+        for case in CASES:
+            add(table, case, audited(task, case, store))
+    return [table]
+
+
+def audited(task: fv.Task, case: Case, store: str) -> AuditResult:
+    begun, victims = time.perf_counter(), 16 if case.batch == 1 else 4
+    found = fv.audit(
+        task,
+        case.defense,
+        [fv.attacks.InvertingGradients(steps=STEPS, polish=40), fv.attacks.LearnedLinear()],
+        federation=fv.FederationSettings(protocol="fedavg", batch_size=case.batch) if case.fedavg else None,
+        settings=fv.AuditSettings(
+            victims=victims, batch_size=case.batch, source="test", link=False, reference="none", auxiliary="mnist"
+        ),
+        train=False,
+        store=store,
+    )
+    print(f"{case}: {time.perf_counter() - begun:.0f} s", flush=True)
+    return found
+
+
+def add(table: Table, case: Case, found: AuditResult) -> None:
+    """A row for every attack of every attacker who faces this case."""
+    for run in found.result.attacks:
+        for row in found.result.rows:
+            wanted = row.role in (("ceiling",) if case.defense == "none" else ("naive", "adaptive"))
+            if row.attack != run.attack or row.round is not None or not wanted:
+                continue
+            psnr, share = row.metrics["psnr"], row.metrics["identified"]
+            table.add(
+                case.defense,
+                case.batch,
+                row.attack,
+                ROLES[row.role],
+                f"{psnr.mean:.1f} [{psnr.low:.1f}, {psnr.high:.1f}]",
+                f"{100 * share.mean:.0f} % [{100 * share.low:.0f}, {100 * share.high:.0f}]",
+                case.least,
+            )
