@@ -23,4 +23,4 @@ def test_every_attack_has_its_row() -> None:
 
 
 def test_the_links_lead_somewhere() -> None:
-    assert_links_lead_to_files(PAGE)
+    assert_links_lead_to_files(TEXT, PAGE.parent)
