@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 import fedveil as fv
 from fedveil.auditing.again import command_line, config_file, config_toml
+from fedveil.auditing.suites import DEFAULT, SUITES
 from fedveil.cli.config import Config
 from fedveil.cli.options import SETTINGS, with_settings
 
@@ -63,6 +64,28 @@ def test_changes_are_in_the_command() -> None:
     assert made.attack == (fv.attacks.DLG(steps=9),)
 
 
+def suite_of(name: str) -> dict[str, Any]:
+    made = fv.Experiment(task=TASK, suite=name, audit=fv.AuditSettings(auxiliary="mnist", auxiliary_most=9), seed=3)
+    return made.described() | {"task": TASK.description}
+
+
+@pytest.mark.parametrize("name", SUITES)
+def test_a_suite_is_repeated_by_its_name(name: str) -> None:
+    written = suite_of(name)
+    from_file, from_line = Config.checked(tomllib.loads(config_toml(written))), typed(command_line(written))
+    assert from_file.kept() == from_line.kept()
+    assert (from_line.suite, from_line.attack) == (name, ())
+    assert (from_line.audit.auxiliary, from_line.audit.auxiliary_most) == ("mnist", 9)
+    assert ("--suite" in command_line(written)) == (name != DEFAULT)
+    settled = typed(command_line(written, {"audit.stop_when_settled": False}))
+    assert not settled.audit.stop_when_settled
+
+
+def test_a_suite_and_attacks_take_each_others_place() -> None:
+    assert typed(command_line(suite_of("quick"), {"attack": [{"name": "dlg"}]})).attack == (fv.attacks.DLG(),)
+    assert typed(command_line(config(), {"suite": "thorough"})).suite == "thorough"
+
+
 def test_every_setting_is_spelled_as_the_command_line_has_it() -> None:
     flags = {setting.key: setting.flag for setting in SETTINGS}
     other: dict[str, Any] = {"victims": 3, "batch_size": 2, "source": "test", "rounds": [1, 2], "attackers": "naive"}
@@ -82,5 +105,6 @@ def test_what_no_file_can_say_is_said_in_python() -> None:
     assert config_file(config(own)) is None
     line = command_line(config(own), {"audit.victims": 64, "attack": [{"name": "dlg", "steps": 9}]})
     assert line == "fedveil.audit(task, defense, 'dlg:steps=9', settings=fedveil.AuditSettings(victims=64), ...)"
+    assert "suite='thorough'" in command_line(config(own), {"suite": "thorough"})
     assert command_line(config(seed=4)).startswith("fedveil.audit(")  # the task has another seed than the run
     assert tomllib.loads(config_toml(config(own)))["task"]["clients"] == 2

@@ -12,6 +12,7 @@ from torch import Tensor
 
 import fedveil as fv
 from fedveil.attacks.finding import Links, Reconstruction
+from fedveil.attacks.threat import ThreatModel
 from fedveil.auditing.result import TOGETHER, Row
 from fedveil.auditing.roles import Role
 from fedveil.auditing.scoring import RoleScore, attack_run, images_of, rows_of, score_finding, score_given
@@ -160,7 +161,26 @@ def test_the_worst_case_of_several_attacks_is_a_row_and_not_the_strongest() -> N
     (worst,) = by_role(rows, attack=TOGETHER).values()
     assert worst.metrics["mse"].mean <= by_role(rows, attack="two")["naive"].metrics["mse"].mean
     assert [row.attack for row in rows if row.strongest] == ["two"]
-    assert by_role(rows, attack=TOGETHER, round=5)  # of each round, too
+    assert worst.winners == ["two"] * VICTIMS * SIZE  # of equally many picked, the one that comes nearer
+    fifth = by_role(rows, attack=TOGETHER, round=5)["naive"]  # of each round, too
+    assert fifth.winners == ["two"] * 2 * SIZE
+    assert by_role(rows)["naive"].winners == []
+
+
+def test_winners_and_threats_of_a_round_are_those_of_its_updates() -> None:
+    rounds = (1, 5, 1, 5)
+    first = score_finding("a", "naive", links(3, 1, 1, 1), truths(rounds), KIND)
+    second = score_finding("b", "naive", links(1, 0, 1, 2), truths(rounds), KIND)
+    threats = {"a": ThreatModel(has=("labels",)), "b": ThreatModel(may=("guesses",))}
+    rows = rows_of([first, second], truths(rounds), KIND, threats=threats)
+    found = {row.round: row for row in rows if row.attack == TOGETHER}
+    assert {number: row.winners for number, row in found.items()} == {
+        None: ["a", "b", "a", "b"],
+        1: ["a", "a"],
+        5: ["b", "b"],
+    }
+    assert {row.threat.words for row in found.values() if row.threat} == {"labels, guesses"}
+    assert {row.threat.words for row in rows if row.threat and row.attack == "a"} == {"labels"}
 
 
 def test_a_round_has_rows_of_its_own() -> None:

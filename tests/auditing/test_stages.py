@@ -26,8 +26,9 @@ from fedveil.auditing.workshop import Workshop
 from fedveil.federation import prepare as preparing
 from fedveil.federation.observers import Watch
 from fedveil.federation.plan import Plan
-from fedveil.fields import declared
 from fedveil.workers import Workers
+
+from .learning import Nearest
 
 ATTACK = "inverting-gradients:steps=12"
 FEDERATION = fv.FederationSettings(rounds=2, batch_size=32)
@@ -258,33 +259,6 @@ def test_a_later_round_is_observed_at_the_model_that_was_trained_under_the_defen
 
 
 # ---- fitting -----------------------------------------------------------------------------------------------
-
-
-@declared
-class Nearest(Attack):
-    """Hand in the auxiliary picture whose own update is most like the observed one."""
-
-    name = "test-nearest"
-    revision = 1
-
-    @property
-    def needs(self) -> frozenset[str]:
-        return frozenset({"auxiliary"})
-
-    def fit(self, lab: Lab) -> dict[str, Tensor]:
-        assert lab.auxiliary is not None
-        inputs, labels = lab.auxiliary.batch(list(range(len(lab.auxiliary))))
-        assert isinstance(inputs, Tensor)
-        streams = lab.streams.rows([0] * len(labels))
-        messages = lab.messages(inputs[:, None], labels[:, None], streams)
-        return {"inputs": inputs, "labels": labels, "updates": messages.flat()}
-
-    def run(self, scene: Scene, fitted: Any = None) -> Reconstruction:
-        seen = nn.functional.normalize(scene.updates.message.flat(), dim=1)
-        known = nn.functional.normalize(fitted["updates"], dim=1)
-        best = (seen @ known.T).argmax(1)
-        nothing = torch.full((scene.count,), torch.nan)
-        return Reconstruction(fitted["inputs"][best][:, None], fitted["labels"][best][:, None], nothing, 0.0)
 
 
 def test_a_learned_attack_that_matches_nothing_goes_the_whole_way(task: fv.Task, tmp_path: Path) -> None:

@@ -6,8 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
+import fedveil as fv
+from fedveil.auditing.auxiliary import Auxiliary
 from fedveil.auditing.threat_model import (
     Attempted,
     Situation,
@@ -24,7 +27,10 @@ from fedveil.defenses.chain import Chain
 from fedveil.fields import declared
 from fedveil.leakage.pictures import Pictures
 from fedveil.registry import attacks
+from fedveil.tasks.examples import ArrayExamples
 from fedveil.tree import Tree
+
+from .learning import Nearest
 
 IG = Attempted(("inverting-gradients",), ("known",))
 LINKING = Attempted(("inverting-gradients", "link"), ("known",), candidates=100)
@@ -89,6 +95,43 @@ def test_what_no_attack_of_ours_does_is_always_named() -> None:
     said = " ".join(tried())
     for words in ("learned prior", "many rounds", "malicious server", "membership"):
         assert words in said
+
+
+def test_what_some_of_them_learned_from_is_told_and_not_called_withheld() -> None:
+    other = "other data of the same kind, beyond its normalization"
+    assert not_given(situation().model, IG)[-1] == other
+    assert "auxiliary data" not in supposed()
+    examples = ArrayExamples(torch.rand(1200, 1, 2, 2), torch.zeros(1200).long())
+    data = Auxiliary(examples, "mnist", "training images", dropped=5, left=1000)
+    learning = Attempted(("inverting-gradients", "learned-linear", "generator"), auxiliary=data, learned=("a", "b"))
+    assert not_given(situation().model, learning)[-1] == f"{other} (but a and b had 1,200 training images of mnist)"
+    setting, words = supposed(learning)["auxiliary data"]
+    assert setting == "1,200 training images of mnist"
+    assert words == (
+        "a and b learned from 1,200 training images of mnist, with their labels, before any update was seen. None of "
+        "these is a client's, a victim's, or one that a victim's is told from. Left out: 5 that the task holds too and "
+        "1,000 beyond the most that are used (auxiliary_most)."
+    )
+    prior = "attacks with a learned prior on the images"
+    assert f"{prior} (generators, diffusion models)" in tried()
+    assert f"{prior} (diffusion models)" in tried(attempted=learning)
+
+
+def test_attacks_that_were_left_out_are_named_with_the_reason_and_no_second_time() -> None:
+    found = tried(attempted=replace(IG, left_out={"dlg": "it takes too long"}))
+    assert found[0] == "the attack dlg: it takes too long"
+    assert "idlg" in found[1]
+    assert " dlg" not in found[1]
+
+
+def test_what_is_known_of_an_attack_follows_from_what_it_needs() -> None:
+    both = [fv.attacks.InvertingGradients(), Nearest()]
+    examples = ArrayExamples(torch.rand(3, 1, 2, 2), torch.zeros(3).long())
+    data = Auxiliary(examples, "mnist", "training images")
+    found = Attempted.of(both, 100, data, {"dlg": "why"})
+    assert (found.learned, found.auxiliary, found.labels) == (("test-nearest",), data, ("known",))
+    alone = Attempted.of(both[:1], 100, data)
+    assert (alone.learned, alone.auxiliary, alone.candidates) == ((), None, None)
 
 
 def test_statistics_of_the_batch_are_withheld_where_there_are_any() -> None:

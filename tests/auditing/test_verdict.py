@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from fedveil.auditing.result import TOGETHER, Answer, Cost, Estimate, Question, 
 from fedveil.auditing.roles import Role
 from fedveil.auditing.scoring import strongest, worst_case
 from fedveil.auditing.settings import AuditSettings
-from fedveil.auditing.verdict import judge
+from fedveil.auditing.verdict import judge, settled
 from fedveil.leakage.intervals import bootstrap
 from fedveil.leakage.modalities import modality
 from fedveil.leakage.truths import Truths
@@ -202,8 +203,43 @@ def test_the_worst_case_over_attacks_is_taken_image_by_image() -> None:
     assert (found.status, answer(found).attack) == ("partly exposed", TOGETHER)
     assert "for 40 % [26–55] of the updates" in found.sentences[0]
     assert any("a guess may try as often" in note for note in found.notes)
+    assert worst["adaptive"].winners == ["dlg"] * 20 + ["other"] * 8 + ["dlg"] * 12
     with pytest.raises(ValueError, match="worst case"):
         verdict(rows)
+
+
+def test_the_sentence_names_the_attack_that_won_most_often() -> None:
+    rows = [picked("ceiling", 0, IMAGES, name) for name in ("dlg", "other")]
+    rows += [picked("noise-floor", 0, 0, name) for name in ("dlg", "other")]
+    found = verdict(together([*rows, picked("adaptive", 0, 20, "dlg"), picked("adaptive", 20, 12, "other")]))
+    assert "(chance 1 %), most often with dlg (20 of 32)." in found.sentences[0]
+    assert answer(found).winner == "dlg"
+    found = verdict(together([*rows, picked("adaptive", 0, 0, "dlg"), picked("adaptive", 20, 12, "other")]))
+    assert "(chance 1 %), each time with other." in found.sentences[0]
+    found = verdict(together([*rows, picked("adaptive", 0, 0, "dlg"), picked("adaptive", 0, 0, "other")]))
+    assert " with " not in found.sentences[0]
+    assert answer(found).winner == ""
+    assert answer(verdict(table(1.0, 0.1, 0.9))).winner == ""  # one attack alone has nobody to win against
+
+
+def test_a_question_is_settled_where_every_round_is_exposed() -> None:
+    def rounds(*adaptive: float) -> list[Row]:
+        apart = [
+            each.model_copy(update={"round": number})
+            for number, share in enumerate(adaptive, 1)
+            for each in table(1.0, 0.1, share)
+        ]
+        return [*table(1.0, 0.1, sum(adaptive) / len(adaptive)), *apart]
+
+    terms = Terms(AuditSettings(victims=IMAGES), PICTURES, 100, CONFIG)
+    assert settled(table(1.0, 0.1, 0.9), "reconstruct", terms)
+    assert not settled(table(1.0, 0.1, 0.4), "reconstruct", terms)  # partly exposed: a better attack may show more
+    assert not settled(table(1.0, 0.0, 0.0), "reconstruct", terms)  # nothing found is never settled
+    assert settled(rounds(0.9, 0.95), "reconstruct", terms)
+    assert not settled(rounds(1.0, 0.6), "reconstruct", terms)  # although all rounds together are exposed
+    assert not settled(table(1.0, 0.1, 0.9), "link", terms)
+    assert not settled([], "reconstruct", terms)
+    assert not settled(table(1.0, 0.1, 0.9), "reconstruct", replace(terms, settings=AuditSettings(exposed_above=0.95)))
 
 
 def test_who_tries_many_attacks_is_held_against_as_many_guesses() -> None:
@@ -402,6 +438,25 @@ def test_too_few_images_are_told_from_an_attack_that_does_not_work() -> None:
     assert "--attack-batch-size" not in weak.command
     batch = verdict(table(0.0, 0.0, 0.0), batch_size=4, victims=10)
     assert "single image" in batch.next_step
+
+
+def test_a_suite_that_does_not_work_is_followed_by_a_larger_one() -> None:
+    weak = [each.model_copy(update={"attack": "dlg"}) for each in table(0.0, 0.0, 0.0) if each.attack]
+    rows = together([*table(0.0, 0.0, 0.0), *weak])
+
+    def judged(suite: str) -> Verdict:
+        settings = AuditSettings(victims=IMAGES)
+        config = {name: value for name, value in CONFIG.items() if name != "attack"} | {"suite": suite}
+        return judge(rows, Cost(), "", Terms(settings, PICTURES, 100, config))
+
+    found = judged("quick")
+    assert found.why.startswith("None of these attacks works here: even without a defense, 0 % [0–9], they are no")
+    assert "the suite `standard`" in found.next_step
+    assert found.command.endswith("--defense gradient-dropout:keep=0.6")  # which is the default
+    assert judged("standard").command.endswith("--suite thorough")
+    last = judged("thorough")
+    assert "easier to invert" in last.next_step
+    assert last.command == ""
 
 
 def test_one_image_is_too_few_whatever_it_shows() -> None:

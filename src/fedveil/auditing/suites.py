@@ -40,9 +40,9 @@ SUITES = {
             (
                 "link",
                 "analytic",
-                "inverting-gradients:steps=4000,restarts=4",
                 "idlg",
                 "dlg:restarts=4",
+                "inverting-gradients:steps=4000,restarts=4",
                 "learned-linear",
             ),
             stops=False,

@@ -161,7 +161,6 @@ def _judge_measure(lead: Row, ceiling: Row | None, floor: Row, measure: str, ter
         top = _gain(ceiling, floor, measure, groups)
         if top.low <= settings.smallest_gain:
             needed = _to_show_the_attack(ceiling, floor, measure, groups, top, terms)
-            undefended = f"even without a defense, {share(ceiling.metrics[measure])}, it"
             if needed is not None:
                 return judgment(
                     "not judged",
@@ -170,10 +169,13 @@ def _judge_measure(lead: Row, ceiling: Row | None, floor: Row, measure: str, ter
                     "few examples",
                     max(needed, count + 1),
                 )
+            several = lead.attack == TOGETHER
+            start = "None of these attacks works here" if several else "This attack does not work here"
+            undefended = f"even without a defense, {share(ceiling.metrics[measure])}"
             return judgment(
                 "not judged",
-                f"This attack does not work here: {undefended} is no better than {guess}. So it says nothing about "
-                "the defense.",
+                f"{start}: {undefended}, {'they are' if several else 'it is'} no better than {guess}. So "
+                f"{'they say' if several else 'it says'} nothing about the defense.",
                 "weak attack",
             )
     lowest = lead.metrics[measure].low
