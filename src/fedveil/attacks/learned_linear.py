@@ -20,17 +20,18 @@ from fedveil.attacks.ridge import Ridge, Rows
 from fedveil.attacks.scene import Scene
 from fedveil.attacks.sketch import Sketch
 from fedveil.attacks.without_dropout import dropout_off, without_dropout
-from fedveil.clients.choose import GRADIENTS, gradient_seconds
+from fedveil.clients.choose import gradient_seconds
 from fedveil.defenses.base import owns_step, step_weight
 from fedveil.defenses.chain import Chain
 from fedveil.defenses.likelihood import Reading, reading
 from fedveil.defenses.updates import Updates, as_gradient
 from fedveil.errors import FedveilError
-from fedveil.fields import Count, CountOrZero, declared
+from fedveil.fields import Count, declared
 from fedveil.registry import attacks
 from fedveil.streams import Streams
 from fedveil.tree import Tree
 
+MATRICES = 1e11  # operations per second of one core in products of large matrices
 PIECES = 4  # parts that the victims are shared out in: those of equal labels in one part share the learning
 MOST_BYTES = 2**27  # of auxiliary pictures that are kept
 DIRECTIONS = 64  # along which errors on pictures that were left out are measured
@@ -61,10 +62,7 @@ class LearnedLinear(Attack):
     paper = "a linear form of Wu et al., Learning to Invert: Simple Adaptive Attacks for Gradient Inversion, UAI 2023"
     question = "reconstruct"
     revision = 1
-    most: Count = (
-        800  # auxiliary pictures of a class to learn from; of batches, so many with the labels of the victim's
-    )
-    others: CountOrZero = 600  # pictures of other classes, or batches of any pictures, to learn from besides
+    most: Count = 1400  # auxiliary batches to learn from for one set of labels
     bins: Count = 2**14  # numbers that an update is hashed into if it has more entries
     labels: Literal["known", "recovered"] = "known"  # told, or read off the update
 
@@ -98,11 +96,11 @@ class LearnedLinear(Attack):
     def estimate(self, scene: Scene) -> Work:
         """A step for every victim. Those with equal labels are learned for together."""
         groups = scene.count if scene.batch_size > 1 else min(scene.count, scene.public.classes or scene.count)
-        rows, size = self.most + self.others, min(self.bins, scene.updates.message.size)
+        rows, size = self.most, min(self.bins, scene.updates.message.size)
         sample = scene.like.new_zeros(scene.batch_size, *scene.public.layout.shape), torch.zeros(1)
-        variants = 2 if scene.chain.defenses else 1
+        variants = 2 if any(defense.random for defense in scene.chain.defenses) else 1
         gradients = gradient_seconds(scene.public.model, sample, rows * scene.updates.steps)
-        kernel = (2 * rows**2 * size + 10 * rows**3) / GRADIENTS.operations_per_second
+        kernel = (2 * rows**2 * size + 10 * rows**3) / MATRICES
         return Work(scene.count, groups * variants * (gradients + kernel))
 
     def pieces(self, scene: Scene) -> list[Scene]:
@@ -169,29 +167,28 @@ class Lessons:
     weight: Tensor  # (n,)
 
     @classmethod
-    def draw(cls, fitted: Mapping[str, Tensor], labels: Tensor, most: int, others: int, streams: Streams) -> Self:
-        """Batches of pictures with the labels (B,), and others of any pictures, which will be given the labels.
+    def draw(cls, fitted: Mapping[str, Tensor], labels: Tensor, most: int, streams: Streams) -> Self:
+        """At most so many batches for the labels (B,).
 
-        Where there is no auxiliary picture of a label, all of them stand in.
+        Single pictures are those of the label, then those of other classes, which will be given the label. Of batches
+        there are enough without. Where there is no auxiliary picture of a label, all of them stand in.
         """
         pictures, known = fitted["inputs"], fitted["labels"]
         found = {label: (known == label).nonzero().flatten() for label in labels.tolist()}
         pools = {label: rows if len(rows) else torch.arange(len(known)) for label, rows in found.items()}
-        if len(labels) == 1:  # every picture once
-            pool = pools[int(labels)]
-            rest = torch.arange(len(known))[~torch.isin(torch.arange(len(known)), pool)]
-            own, strange = pool[:most, None], rest[streams.permutation(len(rest))[0, :others], None]
-        else:
-            slots = [(pools[label], streams.fold("slot", slot)) for slot, label in enumerate(labels.tolist())]
-            own = torch.stack([pool[draw.integers(len(pool), most)[0]] for pool, draw in slots], 1)
-            strange = torch.stack([draw.integers(len(known), others)[0] for _, draw in slots], 1)
-        inputs = pictures[torch.cat([own, strange])]
+        if len(labels) == 1:
+            own = pools[int(labels)][:most]
+            rest = torch.arange(len(known))[~torch.isin(torch.arange(len(known)), pools[int(labels)])]
+            strange = rest[streams.permutation(len(rest))[0, : most - len(own)]]
+            weight = torch.cat([torch.ones(len(own)), torch.full((len(strange),), STRANGERS)])
+            return cls(pictures[torch.cat([own, strange])][:, None], weight)
+        slots = [(pools[label], streams.fold("slot", slot)) for slot, label in enumerate(labels.tolist())]
+        inputs = pictures[torch.stack([pool[draw.integers(len(pool), most)[0]] for pool, draw in slots], 1)]
         for label, pool in pools.items():
-            slots_of = (labels == label).nonzero().flatten()
-            if len(slots_of) > 1:
-                inputs[:, slots_of] = _in_order(inputs[:, slots_of], pictures[pool[:most]])
-        weight = torch.cat([torch.ones(len(own)), torch.full((len(strange),), STRANGERS)])
-        return cls(inputs, weight)
+            alike = (labels == label).nonzero().flatten()
+            if len(alike) > 1:
+                inputs[:, alike] = _in_order(inputs[:, alike], pictures[pool[:most]])
+        return cls(inputs, torch.ones(most))
 
     @property
     def own(self) -> Tensor:
@@ -207,7 +204,7 @@ def _in_order(inputs: Tensor, pool: Tensor) -> Tensor:
     centered = (pool - pool.mean(0)).flatten(1).double()
     vectors = torch.linalg.eigh(centered @ centered.T).eigenvectors
     main = (centered.T @ vectors[:, -1]).to(inputs)
-    order = (inputs.flatten(2) @ main).argsort(1, stable=True)
+    order = (inputs.flatten(2) @ main).argsort(dim=1, stable=True)
     return inputs[torch.arange(len(inputs))[:, None], order]
 
 
@@ -283,7 +280,7 @@ class Student:
         """Learn for the labels (B,) at the model of one victim. Its update is not looked at."""
         labels, key = labels.cpu(), int(fitted["key"])
         choice = Streams.seeded(key, [0], "choice", *labels.tolist())
-        lessons = Lessons.draw(fitted, labels, attack.most, attack.others, choice)
+        lessons = Lessons.draw(fitted, labels, attack.most, choice)
         clients = Streams.seeded(key, range(len(lessons.inputs)), "clients", *labels.tolist())
         sketch = Sketch.of(scene.updates.before, attack.bins)
         play = Play(scene, lessons.inputs, labels, sketch, clients)

@@ -54,13 +54,14 @@ class Ridge:
         values = values.clamp_min(0.0)  # rounding
         shown = rows.wanted.double() if directions is None else rows.wanted.double() @ directions.double()
         turned, towards = vectors.T @ (shown * root[:, None]), (met * root) @ vectors
+        across, squares = towards * vectors, vectors.square()
         best: tuple[float, Tensor] | None = None
         for penalty in penalties:
             inverse = 1 / (values + penalty * size)
-            dual = vectors @ (inverse[:, None] * turned)
+            solved = inverse[:, None] * turned
             # Without example i, the dual solution is that of all less a multiple of the i-th column of the inverse.
-            ratio = (towards * vectors * inverse).sum(1) / (vectors.square() * inverse).sum(1)
-            missed = towards @ (inverse[:, None] * turned) - ratio[:, None] * dual - shown
+            ratio = (across @ inverse) / (squares @ inverse)
+            missed = towards @ solved - ratio[:, None] * (vectors @ solved) - shown
             error = float(missed[rows.judged].square().mean())
             if best is None or error < best[0]:
                 best = error, inverse
