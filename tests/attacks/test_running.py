@@ -87,10 +87,11 @@ def test_each_scene_comes_as_soon_as_it_is_done(pool, shared):
     )
     seen = [(role, len(told)) for role, _ in run_each(QUICK, given, {}, bench)]
     assert [role for role, _ in seen] == list(given)
-    own = 2 * 2 * 12  # chunks, tries, steps
+    own = [QUICK.estimate(replace(scene, bench=bench)).steps for scene in given.values()]
+    assert own[0] == 2 * 2 * (12 + 20)  # chunks, tries, steps of Adam and of the polish
     if not shared:  # workers may be at the next one already
-        assert [steps for _, steps in seen] == [own, 2 * own, 3 * own]
-    assert len(told) == 3 * own
+        assert [steps for _, steps in seen] == [sum(own[: place + 1]) for place in range(len(own))]
+    assert len(told) == sum(own)
 
 
 def test_short_work_stays_in_this_process(monkeypatch):

@@ -85,7 +85,7 @@ def test_where_no_attack_is_named_a_suite_is_run() -> None:
     plain = fv.Experiment()
     assert (plain.suite, plain.attack, plain.described()["suite"]) == ("standard", (), "standard")
     assert "attack" not in plain.described()
-    assert fv.attacks.InvertingGradients() in plain.attacks
+    assert fv.attacks.InvertingGradients(steps=400) in plain.attacks
     assert fv.Experiment(suite="quick").suite == "quick"
     named = fv.Experiment(attack="dlg")
     assert (named.suite, named.stops) == (None, False)

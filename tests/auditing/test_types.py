@@ -34,5 +34,6 @@ def test_an_audit_of_a_model_of_another_type(dtype: torch.dtype, protocol: str) 
         assert found["ceiling", "psnr"].mean > found["noise-floor", "psnr"].mean + 1
         return
     single = audited(torch.float32, protocol)
-    for role in ("ceiling", "adaptive"):
-        assert found[role, "psnr"].mean == pytest.approx(single[role, "psnr"].mean, abs=1.5)
+    assert found["ceiling", "psnr"].mean == pytest.approx(single["ceiling", "psnr"].mean, abs=1.5)
+    # Who tells the kept entries apart comes near to exact, as near as the type's own rounding lets.
+    assert min(each["adaptive", "psnr"].mean for each in (found, single)) > single["ceiling", "psnr"].mean + 10
