@@ -113,6 +113,8 @@ def _fitting(columns: list[list[str]], room: int) -> list[list[list[str]]]:
     left = room
     for column in columns:
         needed = 2 + max(map(len, column))
+        if column[0] == HAS and needed > room:
+            continue  # words that no line has room for: reports and records have them
         if found[-1] and needed > left:
             found.append([])
             left = room
