@@ -6,11 +6,12 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from fedveil.attacks import inverting_gradients
 from fedveil.attacks.choosing import explanations, plausible
 from fedveil.attacks.finding import Reconstruction
 from fedveil.attacks.informed import chosen, tries_of
 from fedveil.attacks.inverting_gradients import InvertingGradients
-from fedveil.attacks.matcher import match
+from fedveil.attacks.matcher import Matcher, match
 from fedveil.attacks.optimizers import LBFGS, Adam
 from fedveil.attacks.polish import EXPLAINED, polishing
 from fedveil.attacks.priors import Outside
@@ -21,6 +22,10 @@ from fedveil.attacks.undoing import undone
 from fedveil.clients.batch import ClientBatch
 from fedveil.clients.engine import Engine
 from fedveil.defenses.chain import Chain
+from fedveil.defenses.clip import Clip
+from fedveil.defenses.dp_clip import DPClip
+from fedveil.defenses.dp_laplace import DPLaplace
+from fedveil.defenses.dp_sgd import DPSGD
 from fedveil.defenses.fedem import FedEM
 from fedveil.defenses.gradient_dropout import GradientDropout
 from fedveil.defenses.noise import GaussianNoise
@@ -79,6 +84,34 @@ def test_stronger_priors_help_under_noise():
     assert aware > blind - 0.5, (aware, blind)
 
 
+def test_the_likeliest_picture_beats_a_match_with_more_total_variation():
+    inputs, scene = defended(GaussianNoise(sigma=0.02), victims=6)
+    likeliest, *others = QUICK.under_noise()
+    likely = tries_of(scene, Problem.of(scene), QUICK.recipe(), (likeliest,)).stronger[0]
+    best = quality(match(likely.problem, likely.recipe, STACKED), inputs)
+    assert best > 3 + max(quality(match(Problem.of(scene), each, STACKED), inputs) for each in others)
+
+
+def test_the_size_that_clipping_took_is_not_matched():
+    inputs, scene = defended(Clip(norm=0.1))
+    aware, blind = quality(QUICK.run(scene), inputs), quality(QUICK.run(naive(scene)), inputs)
+    assert aware > 35, (aware, blind)
+    assert blind < aware - 10, (aware, blind)
+
+
+def test_under_clipping_and_noise_distances_are_in_units_of_the_noise_per_input():
+    """At the very originals each entry is off by one deviation: half their number, per input, is the cost."""
+    for defense in (DPClip(clip=0.1, sigma=0.002), GaussianNoise(sigma=0.05), DPSGD(clip=0.1, noise_multiplier=0.02)):
+        inputs, scene = defended(defense, victims=3)
+        found = tries_of(scene, Problem.of(scene), QUICK.recipe(), QUICK.under_noise()).stronger[0]
+        phase = found.recipe.tries[0][-1]
+        made = Matcher(found.problem, found.recipe, STACKED)
+        objective = found.recipe.objective(phase)
+        _, cost = made._evaluate({"inputs": inputs}, made._fixed(found.problem, objective), objective)
+        expected = scene.updates.message.size / (2 * inputs[0].numel())
+        torch.testing.assert_close(cost, torch.full_like(cost, expected), rtol=0.1, atol=0)
+
+
 def test_polishing_rebuilds_whole_batches():
     inputs, scene = defended(None, victims=2, batch=4)
     with_it, without = (replace(QUICK, polish=polish).run(scene) for polish in (40, 0))
@@ -95,8 +128,9 @@ def test_a_fit_to_noise_is_not_kept():
     torch.testing.assert_close(polished.inputs, plain.inputs)
 
 
-def test_victims_alone_are_attacked_as_in_a_stack():
+def test_victims_alone_are_attacked_as_in_a_stack(monkeypatch):
     """With few steps of the gradient itself: signs and long searches amplify the rounding of stacked products."""
+    monkeypatch.setattr(inverting_gradients, "LIKELIEST_STEPS", 1)
     for defense in (GradientDropout(keep=0.6), GaussianNoise(sigma=0.1)):
         _, scene = defended(defense, victims=3)
         short = replace(QUICK, steps=4, signed=False, polish=1)
@@ -146,10 +180,12 @@ def test_the_box_is_widened_by_what_the_defense_may_move():
 
 
 def test_stronger_priors_are_tried_only_where_noise_of_a_known_law_is_added():
-    assert len(tries(GaussianNoise(sigma=0.1))[1].stronger) == 3
+    assert [each.recipe.by_noise for each in tries(GaussianNoise(sigma=0.1))[1].stronger] == [True] + 3 * [False]
+    # Where the norm was bounded in another way, or the noise has no one level, there is no likelihood to go by.
+    assert not any(each.recipe.by_noise for each in tries(DPLaplace(clip=1.0, epsilon=1e4))[1].stronger)
     assert not tries(GradientDropout(keep=0.6))[1].stronger
     assert not tries(FedEM(radius=2.0))[1].stronger
-    weights = [each.recipe.priors[0].weight for each in tries(GaussianNoise(sigma=0.1))[1].stronger]
+    weights = [each.recipe.priors[0].weight for each in tries(GaussianNoise(sigma=0.1))[1].stronger[1:]]
     assert weights == sorted(weights, reverse=True)
 
 

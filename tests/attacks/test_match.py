@@ -33,6 +33,10 @@ def numpy_cost(name, update, target, weight):
     u, t, w = flat(update), flat(target), flat(weight)
     if name == "cosine":
         return numpy_cosine(u, t, w)
+    if name == "direction":
+        return 2 * numpy_cosine(u, t, w)
+    if name == "unit-l2":
+        return (w * (u / np.linalg.norm(u) - t) ** 2).sum()
     if name == "layer-cosine":
         return np.mean([numpy_cosine(update[n].ravel(), target[n].ravel(), weight[n].ravel()) for n in update])
     squares = (w * (u - t) ** 2).sum()
@@ -68,6 +72,8 @@ def test_weights_of_one_are_no_weights(name):
 def test_weight_zero_leaves_a_layer_out(name):
     update, target, weight = trees(2)
     weight["b"] = np.zeros(SHAPES["b"])
+    if name == "unit-l2":
+        update["b"] = np.zeros(SHAPES["b"])  # the length of an update is that of all its entries
     without = [{n: v for n, v in part.items() if n != "b"} for part in (update, target, weight)]
     full, part = MATCHES[name](*tensors(update, target, weight)), MATCHES[name](*tensors(*without))
     torch.testing.assert_close(full, part)
@@ -75,7 +81,7 @@ def test_weight_zero_leaves_a_layer_out(name):
     torch.testing.assert_close(MATCHES[name](*tensors(update, target, weight)), part)
 
 
-@pytest.mark.parametrize("cost", [cosine, layer_cosine])
+@pytest.mark.parametrize("cost", [cosine, layer_cosine, MATCHES["direction"]])
 @pytest.mark.parametrize("scale", [1e-9, 1e-4, 1e6])
 def test_cosines_are_blind_to_scale_also_of_tiny_gradients_in_single_precision(cost, scale):
     update, target, weight = tensors(*trees(3))
@@ -107,3 +113,10 @@ def test_a_perfect_match_costs_nothing_and_nothing_costs_less(cost):
     update, target, weight = tensors(*trees(5))
     assert cost(target, target, weight).item() == pytest.approx(0, abs=1e-12)
     assert cost(update, target, weight).item() > 0.1
+
+
+def test_directions_are_told_apart_where_the_cosine_has_lost_its_digits():
+    _, target, weight = tensors(*trees(6))
+    single = [{n: v.float() for n, v in part.items()} for part in (target, weight)]
+    near = {n: 3 * v * (1 + 1e-5 * (-1) ** place) for place, (n, v) in enumerate(single[0].items())}
+    assert 0 < MATCHES["direction"](near, *single).item() < 1e-9

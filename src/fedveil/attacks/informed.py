@@ -7,6 +7,7 @@ worse than the naive attacker only where the choice, which is made without the t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -14,6 +15,7 @@ import torch
 
 from fedveil.attacks.choosing import explanations, judged_by_noise, plausible
 from fedveil.attacks.finding import Reconstruction
+from fedveil.attacks.match import MatchName
 from fedveil.attacks.notes import taken
 from fedveil.attacks.optimizers import LBFGS
 from fedveil.attacks.polish import polishing
@@ -24,6 +26,7 @@ from fedveil.attacks.undoing import undone
 from fedveil.defenses.base import Knowledge, trusting
 
 REWEIGHED = 4  # times that trust is estimated anew
+_TINY = 1e-30  # a variance
 REWEIGHED_STEPS = 20  # of L-BFGS in all, where a recipe has none of its own
 
 
@@ -60,13 +63,14 @@ def tries_of(scene: Scene, problem: Problem, recipe: Recipe, stronger: Sequence[
     plain = trusting(scene.updates.gradient)
     naive = replace(problem, target=plain.target, weight=plain.weight, reweight=None, before=())
     alike = [Try(naive, recipe)]
-    informed = _told_apart(recipe, known)
+    informed = _adapted(recipe, known)
     if known.reach:
         alike.append(Try(_widened(problem, known.reach), informed, undoes=True))
     if not known.reach and (informed != recipe or not _same(known, plain)):
         alike.append(Try(problem, informed))
-    noisy = known.reweight is None and not known.reach and judged_by_noise(scene)
-    return Tries(tuple(alike), tuple(Try(problem, each) for each in stronger) if noisy else ())
+    if known.reweight is not None or known.reach or not judged_by_noise(scene):
+        return Tries(tuple(alike))
+    return Tries(tuple(alike), tuple(_under_noise(problem, each, known) for each in stronger if _fits(each, known)))
 
 
 def chosen(scene: Scene, tries: Tries, found: Sequence[Reconstruction]) -> Reconstruction:
@@ -87,6 +91,24 @@ def chosen(scene: Scene, tries: Tries, found: Sequence[Reconstruction]) -> Recon
     return best
 
 
+def _fits(recipe: Recipe, known: Knowledge) -> bool:
+    """Whether a recipe for noisy updates can be tried: one by the likelihood only where noise and size are known."""
+    return not recipe.by_noise or (known.noise is not None and known.bound != math.inf)
+
+
+def _under_noise(problem: Problem, recipe: Recipe, known: Knowledge) -> Try:
+    """A recipe with a stronger prior. One by the likelihood measures distances in units of the noise."""
+    if not recipe.by_noise:
+        return Try(problem, _adapted(recipe, known))
+    assert known.noise is not None
+    unit = known.bound or 1.0
+    inputs = problem.batch_size * math.prod(problem.shape)
+    weight = known.noise.map(lambda variance: unit**2 / (2 * inputs * variance.clamp_min(_TINY)))
+    if known.bound is not None:
+        recipe = _all_matching(recipe, "unit-l2")
+    return Try(replace(problem, target=known.target / unit, weight=weight), recipe)
+
+
 def _same(known: Knowledge, plain: Knowledge) -> bool:
     """Whether knowing the defense tells nothing more than to take the update as it is."""
     pairs = ((known.target, plain.target), (known.weight, plain.weight))
@@ -103,11 +125,26 @@ def _widened(problem: Problem, reach: float) -> Problem:
     return replace(problem, box=(low - reach, high + reach))
 
 
-def _told_apart(recipe: Recipe, known: Knowledge) -> Recipe:
-    """The recipe with as many steps, of which the last ones follow after the trust in each entry is estimated anew."""
-    if known.reweight is None:
-        return recipe
-    return replace(recipe, tries=tuple(_with_reweighing(phases) for phases in recipe.tries))
+def _adapted(recipe: Recipe, known: Knowledge) -> Recipe:
+    """The recipe with as many steps, as the knowledge asks for it.
+
+    Where the size of the update is not known, its direction is matched. Where it is not known which entries are right,
+    the last steps follow after the trust in each entry is estimated anew.
+    """
+    if known.bound is not None:
+        recipe = _all_matching(recipe, "direction")
+    if known.reweight is not None:
+        recipe = replace(recipe, tries=tuple(_with_reweighing(phases) for phases in recipe.tries))
+    return recipe
+
+
+def _all_matching(recipe: Recipe, match: MatchName) -> Recipe:
+    """The same for an update whose size was changed: at the right inputs a distance would not be small."""
+
+    def other(phase: Phase) -> Phase:
+        return replace(phase, match=match) if phase.match in ("l2", "relative-l2") else phase
+
+    return replace(recipe, tries=tuple(tuple(other(phase) for phase in phases) for phases in recipe.tries))
 
 
 def _with_reweighing(phases: tuple[Phase, ...]) -> tuple[Phase, ...]:

@@ -7,13 +7,14 @@ from dataclasses import replace
 from fedveil.attacks.match import MatchName
 from fedveil.attacks.matching import GradientMatching
 from fedveil.attacks.optimizers import Adam
-from fedveil.attacks.polish import polishing
+from fedveil.attacks.polish import by_noise, polishing
 from fedveil.attacks.priors import TotalVariation
 from fedveil.attacks.recipe import LabelsFrom, Phase, Recipe
 from fedveil.fields import Count, NonNegative, Positive, RepeatsOrZero, declared
 from fedveil.registry import attacks
 
 SMOOTHER = (3e-2, 1e-2, 3e-3)  # weights of the prior that are tried where a defense adds noise
+LIKELIEST_STEPS = 10  # of L-BFGS to the likeliest picture: more change little
 
 
 @attacks.register("inverting-gradients")
@@ -54,11 +55,17 @@ class InvertingGradients(GradientMatching):
         return Recipe(match=self.cost, priors=priors, tries=tuple(tries), labels=self.labels)
 
     def under_noise(self) -> tuple[Recipe, ...]:
-        """A single try each with more total variation, and steps of the gradient itself: signs follow the noise."""
-        plain = self.recipe()
-        phases = (Phase(self.steps, Adam(lr=self.lr, signed=False, decay=self.decay)),)
+        """A single try each with more total variation, and steps of the gradient itself: signs follow the noise.
+
+        Before them, where the attack is polished, the likeliest picture: from where a quarter of the steps lead to.
+        """
+        plain, descent = self.recipe(), Phase(self.steps, Adam(lr=self.lr, signed=False, decay=self.decay))
         strengths = [weight for weight in SMOOTHER if weight > self.total_variation]
-        return tuple(replace(plain, priors=(TotalVariation(weight),), tries=(phases,)) for weight in strengths)
+        found = [replace(plain, priors=(TotalVariation(weight),), tries=((descent,),)) for weight in strengths]
+        if self.polish and found:
+            short = replace(descent, steps=max(self.steps // 4, 1))
+            found.insert(0, replace(found[0], tries=((short, by_noise(LIKELIEST_STEPS)),), by_noise=True))
+        return tuple(found)
 
     @classmethod
     def fedem(cls) -> InvertingGradients:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 Update = Mapping[str, Tensor]
-MatchName = Literal["l2", "relative-l2", "cosine", "layer-cosine", "l1-l2"]
+MatchName = Literal["l2", "relative-l2", "unit-l2", "direction", "cosine", "layer-cosine", "l1-l2"]
 # Keeps a zero update from dividing by zero: the square of a norm far below any real one. Not smaller, or the slope
 # of the inverse root at zero would leave float32.
 _TINY = 1e-24
@@ -39,6 +39,28 @@ def relative_l2(update: Update, aim: Update, weight: Update) -> Tensor:
     """
     target = {n: tensor for n, tensor in aim.items() if n != _SQUARES}
     return l2(update, target, weight) / (aim[_SQUARES] + _TINY)
+
+
+def unit_l2(update: Update, target: Update, weight: Update) -> Tensor:
+    """Weighted sum of squared differences to the update brought to length 1: for clipped ones, in units of the clip."""
+    ours = torch.rsqrt(_total(update[n].square().sum() for n in target) + _TINY)
+    return l2({n: update[n] * ours for n in target}, target, weight)
+
+
+def unit_aim(target: Update, weight: Update) -> Update:
+    """The target over its weighted norm."""
+    theirs = _total((weight[n] * target[n].square()).sum() for n in target)
+    return {n: target[n] * torch.rsqrt(theirs + _TINY) for n in target}
+
+
+def direction_l2(update: Update, aim: Update, weight: Update) -> Tensor:
+    """The weighted squared distance of two directions, 2 − 2·cosine: near a match the share that is left unexplained.
+
+    Blind to scale as the cosine is, but a sum of small squares where that is one minus a number near one: the cosine
+    loses its digits at 1e-7, this goes on.
+    """
+    ours = torch.rsqrt(_total((weight[n] * update[n].square()).sum() for n in aim) + _TINY)
+    return l2({n: update[n] * ours for n in aim}, aim, weight)
 
 
 def direction(target: Update, weight: Update) -> Update:
@@ -97,6 +119,8 @@ layer_cosine = Match(layer_directions, layer_cosine_to)
 MATCHES: dict[MatchName, Match] = {
     "l2": Match(_as_it_is, l2),
     "relative-l2": Match(relative_aim, relative_l2),
+    "unit-l2": Match(_as_it_is, unit_l2),
+    "direction": Match(unit_aim, direction_l2),
     "cosine": cosine,
     "layer-cosine": layer_cosine,
     "l1-l2": Match(_as_it_is, l1_l2),

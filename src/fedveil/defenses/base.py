@@ -45,6 +45,15 @@ class Facts:
         """What a change of weights is divided by to give the gradient that it stands for."""
         return 1.0 if self.kind == "gradient" else step_weight((self.lr,) * self.steps, self.momentum)
 
+    def in_target(self, place: Place) -> float | None:
+        """By how much what is added at a place shows in the gradient that an update stands for; None: not by a factor.
+
+        What every one of several local steps adds is turned about by the later ones.
+        """
+        if place == "upload":
+            return 1 / self.step_scale
+        return 1.0 if self.kind == "gradient" or self.steps == 1 else None
+
 
 def step_weight(lr: Sequence[float], momentum: float) -> float:
     """By how much a constant gradient of 1 moves a weight over local steps of these rates."""
@@ -93,6 +102,11 @@ class Knowledge:
     reach: float = 0.0
     # For defenses that move the weights first: what may have happened. An attacker tries each; keeps the lowest cost.
     before: tuple[StepsBefore, ...] = ()
+    # For defenses that add noise: its variance on every entry of the target.
+    noise: Tree | None = None
+    # For defenses that bound the update: the norm that the target has without noise, inf if that is not known. Its
+    # direction is right in either case.
+    bound: float | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,9 +127,15 @@ class Call:
         return self.batch
 
 
-def trusting(observed: Tree) -> Knowledge:
-    """The knowledge of an attacker who takes an update as it is and trusts every entry alike."""
-    return Knowledge(target=observed, weight=observed.map(lambda tensor: tensor.new_ones(()).expand_as(tensor)))
+def trusting(observed: Tree, *, variance: float | None = None, bound: float | None = None) -> Knowledge:
+    """The knowledge of an attacker who takes an update as it is and trusts every entry alike.
+
+    variance: of the noise on every entry, if there is some and it is known.
+    bound: see `Knowledge`.
+    """
+    weight = observed.map(lambda tensor: tensor.new_ones(()).expand_as(tensor))
+    noise = observed.map(lambda tensor: tensor.new_tensor(variance).expand_as(tensor)) if variance else None
+    return Knowledge(target=observed, weight=weight, noise=noise, bound=bound)
 
 
 class Defense:

@@ -266,6 +266,8 @@ class Chain:
                 reweight=step.reweight or known.reweight,
                 reach=step.reach + known.reach,
                 before=step.before + known.before,
+                noise=known.noise if step.noise is None else step.noise,
+                bound=known.bound if step.bound is None else step.bound,
             )
         return known
 

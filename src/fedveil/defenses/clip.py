@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from fedveil.defenses.base import Call, Defense, Strength
+from fedveil.defenses.base import Call, Defense, Facts, Knowledge, Strength, trusting
 from fedveil.fields import Positive, declared
 from fedveil.registry import defenses
 from fedveil.tree import HALF, Tree, per_client
@@ -23,7 +24,6 @@ class Clip(Defense):
     does not need.
     """
 
-    matched_as_it_is = True
     weaknesses = ("The direction of the gradient, which is all that a cosine attack matches, is untouched.",)
     strength = Strength("norm", "down")
     norm: Positive = 1.0  # largest norm of an update
@@ -33,6 +33,11 @@ class Clip(Defense):
     def protect(self, update: Tree, call: Call) -> Tree:
         """g · min(1, norm/‖g‖) for each client."""
         return clipped(update, self.norm, self.order)
+
+    def knowledge(self, observed: Tree, facts: Facts) -> Knowledge:
+        """The direction is right, and the size may have been any larger one."""
+        factor = facts.in_target(self.acts_at) if self.order == "l2" else None
+        return trusting(observed, bound=math.inf if factor is None else self.norm * factor)
 
     @property
     def random(self) -> bool:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 from torch import Tensor
 
-from fedveil.defenses.base import Call, Defense, Facts, Strength
+from fedveil.defenses.base import Call, Defense, Facts, Knowledge, Strength, trusting
 from fedveil.defenses.clip import clipped
 from fedveil.defenses.densities import gaussian
 from fedveil.defenses.guarantee import ALL_DATA, Exposure, GaussianRelease, Guarantee
@@ -24,7 +25,6 @@ class ClippedNoise(Defense):
     """
 
     of = ("gradient", "delta")  # the norm of whole weights does not measure what a client adds
-    matched_as_it_is = True
     weaknesses = (
         "Every further update spends more: ε grows with the rounds.",
         "Clipping hides the scale only; the direction, which a cosine attack matches, is hidden by the noise alone.",
@@ -36,6 +36,14 @@ class ClippedNoise(Defense):
     def variance(self, size: int) -> float:
         """The variance of the noise on one entry of an update of `size` entries."""
         raise NotImplementedError  # every subclass defines its own
+
+    def knowledge(self, observed: Tree, facts: Facts) -> Knowledge:
+        """As it is, but for its size, which clipping may have changed, and for noise of a known level."""
+        factor = facts.in_target(self.acts_at)
+        if factor is None:
+            return trusting(observed, bound=math.inf)
+        bound = self.clip * factor if self.order == "l2" else math.inf
+        return trusting(observed, variance=self.variance(observed.size) * factor**2, bound=bound)
 
     def measures(self, update: Tree) -> dict[str, float]:
         """Noise against the clipped signal, and the cosine that follows, mean over clients."""

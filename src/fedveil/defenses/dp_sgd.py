@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 from fedveil.clients.batch import ClientBatch, StepResult
-from fedveil.defenses.base import Facts, Strength, SummedStep
+from fedveil.defenses.base import Facts, Knowledge, Strength, SummedStep, trusting
 from fedveil.defenses.clip import clipped
 from fedveil.defenses.densities import gaussian
 from fedveil.defenses.dp_clip import noise_measures
@@ -37,7 +39,6 @@ class DPSGD(SummedStep):
     promises = "ε at δ for one training example, over the run"
     strength = Strength("noise_multiplier", "up")
     random_sizes = True
-    matched_as_it_is = True
     weaknesses = (
         "One example is hidden, not what many examples of a client have in common.",
         "Noise that hides an example in the accountant's worst case costs much accuracy on few examples.",
@@ -82,6 +83,13 @@ class DPSGD(SummedStep):
         """Noise against the clipped signal, and the cosine that follows, for a batch of one example."""
         found = noise_measures(update, self.clip, (self.noise_multiplier * self.clip) ** 2)
         return {f"{name} (batch of 1)": value for name, value in found.items()}
+
+    def knowledge(self, observed: Tree, facts: Facts) -> Knowledge:
+        """As it is, but for its size: of one example clipping leaves the direction, of several about that."""
+        if facts.in_target(self.acts_at) is None:
+            return trusting(observed, bound=math.inf)
+        sigma = self.noise_multiplier * self.clip / facts.batch_size
+        return trusting(observed, variance=sigma**2, bound=self.clip if facts.batch_size == 1 else math.inf)
 
     def resent(self, given: Tree, facts: Facts, streams: Streams) -> Tree:
         """The same noise on the mean of the clipped gradients."""

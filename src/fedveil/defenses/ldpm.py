@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
-from fedveil.defenses.base import Call, Defense, Facts, Knowledge, Strength
+from fedveil.defenses.base import Call, Defense, Facts, Knowledge, Strength, trusting
 from fedveil.defenses.clip import clipped
 from fedveil.defenses.densities import gaussian
 from fedveil.defenses.guarantee import Exposure, Guarantee
@@ -74,7 +76,8 @@ class LDPM(Defense):
         To shrink and trust each layer by its share of signal costs the attacker 6 dB (lenet, digits, sigma = 0.01):
         the true gradient no longer fits a shrunk one. Clipping changes the length alone, which a cosine does not see.
         """
-        return super().knowledge(observed, facts)
+        known = facts.in_target(self.acts_at) is not None
+        return trusting(observed, variance=self.sigma**2 if known else None, bound=self.clip if known else math.inf)
 
     def measures(self, update: Tree) -> dict[str, float]:
         """How often the clip acts, and the predicted cosine 1/√(1 + σ²d/‖g‖²) with ‖g‖ after clipping."""

@@ -62,7 +62,14 @@ class NoiseAdd(Defense):
             share = torch.where(spread[name] > 0, quietest / spread[name], 1.0)  # a layer of zeros has no noise
             return per_client(share, tensor).expand_as(tensor)
 
-        return Knowledge(target=observed, weight=Tree({name: trust(name, tensor) for name, tensor in observed.items()}))
+        weight = Tree({name: trust(name, tensor) for name, tensor in observed.items()})
+        return Knowledge(target=observed, weight=weight, noise=self._noise(observed, spread, facts))
+
+    def _noise(self, observed: Tree, spread: dict[str, Tensor], facts: Facts) -> Tree:
+        """The variance of the noise on every entry, given the mean square of each layer of what was sent."""
+        share = self.ratio**2 if facts.kind == "weights" else self.ratio**2 / (1 + self.ratio**2)
+        factor = share * (1 / facts.step_scale**2 if facts.kind == "weights" else 1.0)
+        return Tree({n: per_client(factor * spread[n], tensor).expand_as(tensor) for n, tensor in observed.items()})
 
     def measures(self, update: Tree) -> dict[str, float]:
         """The predicted cosine 1/√(1 + ratio²) of the message (weights, change of weights or gradient) to the true one.

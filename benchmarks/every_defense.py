@@ -1,0 +1,127 @@
+"""Naive against informed: Inverting Gradients under every registered defense, at two models and two batch sizes.
+
+Needs MNIST's files under FEDVEIL_DATA; without them this part is left out, and says so. Victims are images of clients,
+which no other table has. The trained model had one round of plain FedSGD: all defenses are attacked at the same two
+models, so that the undefended attack and its floors are the same in all rows.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from copy import deepcopy
+from dataclasses import dataclass
+
+import torch
+
+import fedveil as fv
+from benchmarks.tables import Table
+from fedveil.auditing.audit_result import AuditResult
+from fedveil.auditing.result import Row
+from fedveil.defenses.base import Defense
+from fedveil.errors import FedveilError
+from fedveil.leakage.intervals import paired
+from fedveil.registry import defenses
+
+ATTACK = fv.attacks.InvertingGradients(steps=200, restarts=1, signed=False, polish=10)
+LIMIT = 2000  # images that the clients hold
+VICTIMS = {1: 12, 4: 6}  # updates by batch size
+# Instead of a defense's defaults: where these do nothing or take long, or where two strengths say more than one.
+SETTINGS = {
+    "none": (),
+    "cdp": (),  # acts on the server, which is the attacker here
+    "fedem": ("fedem", "fedem:radius=1024/255"),
+    "fedcrap": ("fedcrap", "fedcrap:radius=1024/255"),
+    "gaussian-noise": ("gaussian-noise", "gaussian-noise:sigma=16/255"),
+    "gradient-dropout": ("gradient-dropout", "gradient-dropout:keep=0.3,match_spread=true"),
+    "sign-compression": ("sign-compression", "sign-compression:flip=0.3"),
+    "soteria": ("soteria:features=16",),
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One defense at one model and batch size."""
+
+    defense: str
+    batch: int
+    trained: bool
+
+    @property
+    def federation(self) -> fv.FederationSettings:
+        """One local step of FedAvg for what protects uploads, else FedSGD."""
+        defense: Defense = defenses.parse(self.defense)
+        protocol = "fedavg" if defense.acts_at == "upload" else "fedsgd"
+        return fv.FederationSettings(protocol=protocol, batch_size=self.batch)
+
+
+def cells() -> list[Cell]:
+    """All of them, the cheap ones first."""
+    specs = [spec for name in defenses.entries() for spec in SETTINGS.get(name, (name,))]
+    return [Cell(spec, batch, trained) for batch in VICTIMS for trained in (False, True) for spec in specs]
+
+
+def measure() -> list[Table]:
+    torch.set_num_threads(2)
+    try:
+        untrained = fv.task("mnist", model="lenet", limit=LIMIT)
+    except FedveilError as error:
+        print(f"every-defense is left out: {error}")
+        return []
+    tasks = {False: untrained, True: after_one_round(untrained)}
+    table = Table(
+        f"Naive against informed under every defense: MNIST, LeNet, {ATTACK.steps} steps of Inverting Gradients",
+        ["batch", "model", "defense", "undefended", "naive", "knows the defense", "difference"],
+        "PSNR in dB, mean over images of clients, "
+        + " or ".join(f"{count} updates of {batch}" for batch, count in VICTIMS.items())
+        + "; the difference with its paired 95 % interval over updates. One try of the gradient itself, polished. What "
+        "protects uploads sees one local step of FedAvg.",
+    )
+    with tempfile.TemporaryDirectory() as store:  # the undefended attack and its floor are the same for all
+        for cell in cells():
+            add(table, cell, audited(tasks[cell.trained], cell, store))
+    return [table]
+
+
+def after_one_round(task: fv.Task) -> fv.Task:
+    """The same with a model that learned for one round, without a defense."""
+    model = deepcopy(task.model)
+    model.load_state_dict(fv.federate(task, None, fv.FederationSettings(rounds=1, lr=0.5), seed=1).params)
+    return fv.task("mnist", model=model, limit=LIMIT)
+
+
+def audited(task: fv.Task, cell: Cell, store: str) -> AuditResult:
+    begun = time.perf_counter()
+    found = fv.audit(
+        task,
+        cell.defense,
+        ATTACK,
+        federation=cell.federation,
+        settings=fv.AuditSettings(victims=VICTIMS[cell.batch], batch_size=cell.batch, link=False, reference="none"),
+        train=False,
+        store=store,
+        seed=1,
+    )
+    print(f"{cell}: {time.perf_counter() - begun:.0f} s", flush=True)
+    return found
+
+
+def add(table: Table, cell: Cell, found: AuditResult) -> None:
+    """The row of a cell."""
+    rows = {row.role: row for row in found.result.rows if row.attack == ATTACK.name}
+    model = "one round" if cell.trained else "untrained"
+    without = [_psnr(rows.get(role)) for role in ("ceiling", "naive")]
+    table.add(cell.batch, model, cell.defense, *without, *_informed(rows, cell))
+    print(table.rows[-1], flush=True)
+
+
+def _psnr(row: Row | None) -> str:
+    return "" if row is None else f"{row.metrics['psnr'].mean:.1f}"
+
+
+def _informed(rows: dict[str, Row], cell: Cell) -> tuple[str, str]:
+    knows, naive = rows["adaptive"], rows["naive"]
+    groups = [place // cell.batch for place in range(len(knows.values["psnr"]))]
+    gain = paired(knows.values["psnr"], naive.values["psnr"], groups=groups)
+    worse = " **worse**" if gain.high < 0 else ""
+    return _psnr(knows), f"{gain.mean:+.1f} [{gain.low:+.1f}, {gain.high:+.1f}]{worse}"
