@@ -1,0 +1,179 @@
+"""Every attack that rebuilds pictures, on several data sets, undefended and under two defenses, beside its floors.
+
+Needs the data sets' files under FEDVEIL_DATA; one whose files are missing is left out, and says so. Each attack runs at
+its desk setting, which is its default; presets have the published ones.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+import fedveil as fv
+from benchmarks.tables import Table
+from fedveil.auditing.audit_result import AuditResult
+from fedveil.auditing.result import Row
+from fedveil.errors import FedveilError
+from fedveil.leakage import lpips
+from fedveil.leakage.intervals import bootstrap
+
+DEFENSES = ("none", "gradient-dropout:keep=0.6", "gaussian-noise:sigma=0.008")
+UPDATES = {1: 6, 4: 2, 8: 2}  # attacked, by batch size
+
+
+@dataclass(frozen=True)
+class Field:
+    """A data set with a model, and what is run on it."""
+
+    data: str
+    model: str
+    attacks: tuple[str, ...]
+    batches: tuple[int, ...] = (1, 8)
+    defenses: tuple[str, ...] = DEFENSES
+    limit: int = 2000  # images that clients hold
+
+    @property
+    def auxiliary(self) -> str:
+        """The rest of a large set; of a small one, what is held out."""
+        return "held-out" if self.data == "pneumoniamnist" else self.data
+
+
+LEARNED = ("learned-linear", "lti", "gias", "latent-start")
+MATCHING = ("inverting-gradients:steps=400", "grad-inversion", "ci-net")
+SMALL = ("dlg:steps=60", "idlg:steps=60", *MATCHING, *LEARNED, "mjolnir")
+FIELDS = (
+    Field("mnist", "lenet", SMALL),
+    Field("pneumoniamnist", "lenet", SMALL),
+    Field("cifar10", "convnet:width=16", ("inverting-gradients:steps=200", "grad-inversion", "ci-net", *LEARNED)),
+    Field("fashion-mnist", "lenet", SMALL, (1,), ("none",)),
+    Field("cifar10", "lenet", ("inverting-gradients:steps=400", *LEARNED), (1,), ("none",)),
+    Field("cifar10", "resnet18:norm=group", ("inverting-gradients:steps=60,restarts=1,polish=0",), (1,), ("none",)),
+)
+SINGLE = ("idlg", "mjolnir")  # for updates of one picture
+OF_FOUR = ("lti",)  # whose paper has batches of 4
+
+
+def measure() -> list[Table]:
+    torch.set_num_threads(2)
+    tables = []
+    for field in FIELDS:
+        try:
+            task = fv.task(field.data, model=field.model, limit=field.limit)
+        except FedveilError as error:
+            print(f"every-attack leaves {field.data} out: {error}")
+            continue
+        table = Table(
+            f"Every attack on {field.data}, {field.model}, untrained, at its desk setting",
+            [
+                "defense",
+                "batch",
+                "attack",
+                "attacker",
+                "PSNR (dB)",
+                "SSIM",
+                "LPIPS (VGG-16)",
+                "identified",
+                "s per image",
+            ],
+            "Mean over test images, with its 95 % interval for PSNR; identified among 100. Seconds are those of an "
+            "attack in all its roles, on two cores. The mean image and the picture's own mean color are what a guess "
+            "gets: an attack below them shows nothing.",
+        )
+        with tempfile.TemporaryDirectory() as store:
+            for defense, batch, attacks in cells(field):
+                add(table, defense, batch, audited(task, field, (defense, batch, attacks), store))
+        tables.append(table)
+    return tables
+
+
+def cells(field: Field) -> Iterator[tuple[str, int, list[str]]]:
+    """Defense, batch size and the attacks that run there."""
+    for batch in field.batches:
+        for defense in field.defenses:
+            several = [
+                each for each in field.attacks if batch == 1 or each.partition(":")[0] not in (*SINGLE, *OF_FOUR)
+            ]
+            yield defense, batch, several
+            four = [each for each in field.attacks if batch > 1 and each.partition(":")[0] in OF_FOUR]
+            if four:
+                yield defense, 4, [*four, "learned-linear"]
+
+
+def audited(task: fv.Task, field: Field, cell: tuple[str, int, list[str]], store: str) -> AuditResult:
+    defense, batch, attacks = cell
+    begun = time.perf_counter()
+    found = fv.audit(
+        task,
+        defense,
+        attacks,
+        settings=fv.AuditSettings(
+            victims=UPDATES[batch],
+            batch_size=batch,
+            source="test",
+            link=False,
+            reference="none",
+            auxiliary=field.auxiliary,
+            lpips="vgg" if _has_lpips() else "none",
+        ),
+        train=False,
+        store=store,
+        workers=2,
+    )
+    print(f"{field.data}, {field.model}, {cell}: {time.perf_counter() - begun:.0f} s", flush=True)
+    return found
+
+
+def _has_lpips() -> bool:
+    try:
+        lpips.load("vgg")
+    except FedveilError as error:
+        print(f"LPIPS is left out: {error}")
+        return False
+    return True
+
+
+# ---- rows ---------------------------------------------------------------------------------------------------
+
+WHO = {"ceiling": "", "naive": "naive", "adaptive": "knows the defense", "noise-floor": "noise for the update"}
+
+
+def add(table: Table, defense: str, batch: int, found: AuditResult) -> None:
+    """A row for every attack and attacker of an audit, and what guesses get."""
+    seconds = {run.attack: run.seconds / (run.victims * run.batch_size) for run in found.result.attacks}
+    for attack in seconds:
+        for role in ("ceiling",) if defense == "none" else ("naive", "adaptive"):
+            row = found.result.row(role, attack)  # type: ignore[arg-type]
+            if row is not None:
+                table.add(defense, batch, attack, WHO[role], *_numbers(row), f"{seconds[attack]:.1f}")
+    mean = found.result.row("mean-floor")
+    if mean is not None:
+        table.add(defense, batch, "mean image", "a guess", *_numbers(mean), "")
+    table.add(defense, batch, "own mean color", "a guess", _own_color(found), "", "", "", "")
+    for row in table.rows[-1:]:
+        print(row, flush=True)
+
+
+def _numbers(row: Row) -> tuple[str, str, str, str]:
+    psnr = row.metrics["psnr"]
+    share = row.metrics["identified"]
+    return (
+        f"{psnr.mean:.1f} [{psnr.low:.1f}, {psnr.high:.1f}]",
+        f"{row.metrics['ssim'].mean:.2f}",
+        f"{row.metrics['lpips'].mean:.2f}" if "lpips" in row.metrics else "",
+        f"{100 * share.mean:.0f} %",
+    )
+
+
+def _own_color(found: AuditResult) -> str:
+    """What a picture of nothing but its mean color gets. In [0, 1] pixels: for PSNR of all channels at one range."""
+    originals = found.images.originals
+    flat = originals.mean(axis=(2, 3), keepdims=True)
+    errors = ((originals - flat) ** 2).mean(axis=(2, 3))
+    each = (-10 * np.log10(np.maximum(errors, 1e-10))).mean(axis=1)
+    interval = bootstrap(each)
+    return f"{interval.mean:.1f} [{interval.low:.1f}, {interval.high:.1f}]"
