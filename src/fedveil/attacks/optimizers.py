@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedveil.attacks.candidate import Variables
 from fedveil.attacks.lbfgs import StackedLBFGS
+from fedveil.streams import Streams
 from fedveil.tree import Tree, at_least_single, per_client
 
 LABELS = "labels"  # the variables of labels that are optimized with the inputs: never signed
@@ -24,6 +25,8 @@ class Descent:
     project: Callable[[Variables], None]  # in place
     before: Callable[[Tensor], None]  # is told the costs that a step starts from
     after: Callable[[Variables], None]  # is told what a step ends with
+    streams: Streams | None = None  # one for each victim, for an optimizer that draws numbers
+    labels: Tensor | None = None  # (V, B), for an optimizer that compares pictures; None where they are optimized
 
 
 class Optimizer(Protocol):
