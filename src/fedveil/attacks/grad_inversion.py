@@ -16,7 +16,7 @@ from fedveil.attacks.together import Together
 from fedveil.fields import Count, CountOrZero, NonNegative, Positive, Repeats, RepeatsOrZero, declared
 from fedveil.registry import attacks
 
-SMOOTHER = (3e-2, 1e-2, 3e-3)  # weights of the prior that are tried where a defense adds noise
+SMOOTHER = (1e-1, 3e-2, 1e-2)  # weights of the prior that are tried where a defense adds noise
 
 
 @attacks.register("grad-inversion")
@@ -38,14 +38,14 @@ class GradInversion(GradientMatching):
 
     paper = "Yin, Mallya, Vahdat, Alvarez, Kautz, Molchanov, See through Gradients, CVPR 2021"
     steps: Count = 400  # steps of Adam
-    lr: Positive = 0.1  # Adam's rate: it rises over `warmup` steps, and falls as a cosine does
+    lr: Positive = 0.3  # Adam's rate: it rises over `warmup` steps, and falls as a cosine does
     seeds: Repeats = 4  # searches for each victim, from starts of their own
     group: NonNegative = 1e-2  # α_group in the paper: weight of the squared distance to the searches' consensus
-    total_variation: NonNegative = 1e-4  # α_TV in the paper: weight of the prior that favors smooth pictures
+    total_variation: NonNegative = 1e-2  # α_TV in the paper: weight of the prior that favors smooth pictures
     mean_square: NonNegative = 1e-6  # α_l2 in the paper: weight of the mean square of the pictures
     statistics: bool = False  # whether the attacker uses the batch-norm statistics of the global model
     batch_norm: Positive = 0.1  # α_BN in the paper: weight of the distance to these statistics
-    noise: NonNegative = 0.2  # α_n in the paper: normal noise added to every step, in parts of the rate
+    noise: NonNegative = 0.02  # α_n in the paper: normal noise added to every step, in parts of the rate
     warmup: CountOrZero = 20  # steps over which the rate rises
     cost: MatchName = "relative-l2"  # how the updates are compared
     # Steps of L-BFGS at the end, each of 20 inner ones: squared distance, kept where it comes to explain the update.
