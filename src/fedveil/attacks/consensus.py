@@ -17,7 +17,7 @@ from torch.fft import irfft2, rfft2
 
 # A picture is moved only if that leaves no more than this share of its squared difference: in noise some shift always
 # fits a little better than none.
-HELPS = 0.9
+HELPS = 0.8
 REACH = 8  # a picture is moved by no more than its width over this
 ROUNDS = 2  # the first orders and registers by the leading search, the second by the mean of all
 

@@ -80,6 +80,7 @@ class LBFGS:
 
     evaluations: ClassVar[int] = 20
     lr: float = 1.0
+    scale: float = 1.0  # of costs on the way: L-BFGS takes curvatures and changes below 1e-10 and 1e-9 for none
 
     def minimize(self, start: Variables, steps: int, descent: Descent) -> Variables:
         """A victim whose cost stops being finite goes back to its last finite point."""
@@ -92,12 +93,13 @@ class LBFGS:
 
         def flat(point: Tensor) -> tuple[Tensor, Tensor]:
             gradients, cost = descent.evaluate(at(point))
-            return at_least_single(cost), at_least_single(Tree({name: gradients[name] for name in tree}).flat())
+            slopes = at_least_single(Tree({name: gradients[name] for name in tree}).flat())
+            return self.scale * at_least_single(cost), self.scale * slopes
 
         point = at_least_single(tree.flat())  # half precision has no linear algebra
         for _ in range(steps):
             point, cost = optimizer.step(point, flat)
-            descent.before(cost)
+            descent.before(cost / self.scale)
             variables = at(point)
             descent.after(variables)
         point = optimizer.settle(point, torch.isfinite(descent.evaluate(variables)[1]))
