@@ -2,6 +2,7 @@
 
 from fedveil.attacks.analytic import Analytic as Analytic
 from fedveil.attacks.dlg import DLG as DLG
+from fedveil.attacks.grad_inversion import GradInversion as GradInversion
 from fedveil.attacks.idlg import IDLG as IDLG
 from fedveil.attacks.inverting_gradients import InvertingGradients as InvertingGradients
 from fedveil.attacks.learned_linear import LearnedLinear as LearnedLinear

@@ -150,10 +150,11 @@ def _all_matching(recipe: Recipe, match: MatchName) -> Recipe:
 def _with_reweighing(phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
     *first, last = phases
     if isinstance(last.optimizer, LBFGS):  # all of it is made of such rounds
-        steps, kept = last.steps, []
+        steps, kept, optimizer = last.steps, [], last.optimizer
     else:
-        steps = min(REWEIGHED_STEPS, last.steps // 2)
+        steps, optimizer = min(REWEIGHED_STEPS, last.steps // 2), LBFGS()
         kept = [replace(last, steps=last.steps - steps)]
     rounds = min(REWEIGHED, steps)
     shares = [steps // rounds + (number < steps % rounds) for number in range(rounds)] if rounds else []
-    return (*first, *kept, *(polishing(share, reweighs=True) for share in shares))
+    rounds_of = (replace(polishing(share, reweighs=True), optimizer=optimizer) for share in shares)
+    return (*first, *kept, *rounds_of)

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.func import grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from fedveil.attacks.batch_norm import BatchNormStatistics
 from fedveil.attacks.candidate import Found, Learned, Variables
 from fedveil.attacks.finding import Reconstruction
 from fedveil.attacks.grouped_convolutions import compile_stacked
@@ -31,6 +32,7 @@ from fedveil.attacks.priors import Box
 from fedveil.attacks.problem import Problem
 from fedveil.attacks.recipe import LabelsFrom, Objective, Phase, Recipe
 from fedveil.attacks.scene import Workbench
+from fedveil.attacks.together import Together, leading
 from fedveil.attacks.unrolled import after_steps, unrolled
 from fedveil.attacks.without_dropout import dropout_off, without_dropout
 from fedveil.attacks.workload import steps_in_all, victims_at_a_time, worth_compiling
@@ -38,6 +40,7 @@ from fedveil.clients.compiling import compiler_found
 from fedveil.clients.engine import BACKENDS, Backend, Engine
 from fedveil.defenses.base import StepsBefore
 from fedveil.errors import FedveilError, one_line, unknown_name
+from fedveil.streams import Streams
 from fedveil.tree import Tree, per_client
 from fedveil.workers import pack
 
@@ -122,7 +125,7 @@ class Matcher:
         # tensors have one weight is that left out.
         self._even = not recipe.reweighs and all(is_one_number(tensor) for tensor in problem.weight.values())
         self._engine = Engine(problem.model, problem.loss, backend="stacked")
-        self.chunk = bench.chunk or victims_at_a_time(problem)
+        self.chunk = bench.chunk or victims_at_a_time(problem, recipe.seeds)
         self._functions: dict[tuple[bool, Objective], Callable[..., Any]] = {}
         self.backend = self._choose(problem, bench.backend)
         # All that the compiled functions depend on, beside model and loss.
@@ -153,7 +156,10 @@ class Matcher:
             own = of.candidate.cost(variables)
             total = matched if own is None else matched + own
             for prior in of.priors:
-                total = total + prior(inputs, box)
+                if isinstance(prior, BatchNormStatistics):
+                    total = total + prior(self._engine.model, params, buffers, inputs)
+                else:
+                    total = total + prior(inputs, box)
             return total, matched
 
         return objective
@@ -229,7 +235,8 @@ class Matcher:
         return parts[0] if len(parts) == 1 else Reconstruction.concat(parts)
 
     def _fixed(self, problem: Problem, of: Objective) -> tuple[Any, ...]:
-        """What does not change over a phase."""
+        """What does not change over a phase: a row for every search."""
+        problem = each_several_times(problem, of.seeds)
         params = problem.params.row(0) if self._one_model else dict(problem.params)
         labels = problem.labels
         if labels is None:  # optimized: the function still takes some
@@ -248,6 +255,12 @@ class Matcher:
 
     def _start(self, problem: Problem, attempt: int, of: Objective, found: Found | None = None) -> Variables:
         streams = problem.streams.fold("start", attempt)
+        if of.seeds == 1:
+            return self._start_one(problem, streams, of, found)
+        each = [self._start_one(problem, streams.fold("seed", seed), of, found) for seed in range(of.seeds)]
+        return {name: torch.stack([one[name] for one in each], 1).flatten(0, 1) for name in each[0]}
+
+    def _start_one(self, problem: Problem, streams: Streams, of: Objective, found: Found | None) -> Variables:
         variables = of.candidate.start(problem, streams, found)
         if problem.labels is None:
             assert problem.classes is not None
@@ -279,12 +292,13 @@ class Matcher:
         begun = time.perf_counter()
         notes = Notes(self.recipe.steps, (problem.count, problem.batch_size, *problem.shape), scratch)
         found, cost = None, problem.like.new_full((problem.count,), torch.nan)
-        for phase in self.recipe.tries[attempt]:
+        for place, phase in enumerate(self.recipe.tries[attempt]):
             of = self.recipe.objective(phase)
             if phase.reweighs and found is not None:
                 problem = self._reweighed(problem, *found)
             start = self._start(problem, attempt, of, found)
-            found, cost = self._phase(problem, phase, start, notes, counter)
+            streams = problem.streams.fold("descent", attempt, place)
+            found, cost = self._phase(problem, phase, start, streams, notes, counter)
         assert found is not None
         notes.last(found.inputs)
         labels = problem.labels if problem.labels is not None else found.variables[LABELS].argmax(-1)
@@ -299,7 +313,7 @@ class Matcher:
         )
 
     def _phase(
-        self, problem: Problem, phase: Phase, start: Variables, notes: Notes, counter: Counter
+        self, problem: Problem, phase: Phase, start: Variables, streams: Streams, notes: Notes, counter: Counter
     ) -> tuple[Found, Tensor]:
         """What one phase comes to, and the final costs without priors."""
         of = self.recipe.objective(phase)
@@ -308,15 +322,24 @@ class Matcher:
         def evaluate(at: Variables) -> tuple[Tensors, Tensor]:
             return self._evaluate(at, fixed, of)
 
+        leaders = torch.arange(problem.count, device=problem.like.device)  # rows: of several searches, the best so far
+
+        def before_step(costs: Tensor) -> None:
+            nonlocal leaders
+            if of.seeds > 1:
+                first = torch.arange(0, len(costs), of.seeds, device=costs.device)
+                leaders = first + leading(costs.reshape(-1, of.seeds))
+            notes.before(costs[leaders])
+
         def after(at: Variables) -> None:
             if notes.wanted:
-                notes.after(self._decoded(at, problem, of))
+                notes.after(self._decoded(at, problem, of)[leaders])
             counter.add()
 
         def project(at: Variables) -> None:
             of.candidate.project(at, problem)
 
-        descent = Descent(evaluate, project, notes.before, after)
+        descent = Descent(evaluate, project, before_step, after, streams, problem.labels)
         before = {name: tensor.clone() for name, tensor in start.items()} if phase.accepts is not None else {}
         variables = phase.optimizer.minimize(start, phase.steps, descent)
         cost = evaluate(variables)[1]
@@ -324,6 +347,8 @@ class Matcher:
             fits = cost < phase.accepts
             variables = {n: torch.where(per_client(fits, t), t, before[n]) for n, t in variables.items()}
             cost = evaluate(variables)[1]
+        if isinstance(phase.optimizer, Together) and of.seeds > 1:
+            variables, cost = phase.optimizer.settled(variables, cost, descent)
         return Found(self._decoded(variables, problem, of), variables), cost
 
     # ---- the backend --------------------------------------------------------------------------------------
@@ -339,6 +364,7 @@ class Matcher:
                 of = self.recipe.objective(phase)
                 at = self._start(some, 0, of, found)
                 self._evaluate(at, self._fixed(some, of), of, backend="stacked")
+                at = {name: tensor[:: of.seeds] for name, tensor in at.items()}
                 found = Found(self._decoded(at, some, of), at)
         except Exception as error:  # whatever a foreign module raises under vmap is the reason
             reason = one_line(error)
@@ -350,6 +376,13 @@ class Matcher:
             return "compiled" if backend == "compiled" and compiler_found() else "stacked"
         own = replace(problem, before=())  # each supposed history has a matcher of its own
         return "compiled" if worth_compiling(own, self.recipe, self.chunk) and compiler_found() else "stacked"
+
+
+def each_several_times(problem: Problem, times: int) -> Problem:
+    """The problem with every victim as often as it is searched for."""
+    if times == 1:
+        return problem
+    return problem.rows([victim for victim in range(problem.count) for _ in range(times)])
 
 
 def is_one_number(tensor: Tensor) -> bool:

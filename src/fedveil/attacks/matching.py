@@ -86,7 +86,7 @@ class GradientMatching(Attack):
 
     def pieces(self, scene: Scene) -> list[Scene]:
         """As many victims as are stacked at a time."""
-        chunk = scene.bench.chunk or victims_at_a_time(_outline(scene))
+        chunk = scene.bench.chunk or victims_at_a_time(_outline(scene), self.checked_recipe().seeds)
         scene = replace(scene, bench=replace(scene.bench, chunk=chunk))
         return [scene.rows(slice(start, start + chunk)) for start in range(0, scene.count, chunk)]
 

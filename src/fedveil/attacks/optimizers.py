@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedveil.attacks.candidate import Variables
 from fedveil.attacks.lbfgs import StackedLBFGS
+from fedveil.streams import Streams
 from fedveil.tree import Tree, at_least_single, per_client
 
 LABELS = "labels"  # the variables of labels that are optimized with the inputs: never signed
@@ -24,6 +25,8 @@ class Descent:
     project: Callable[[Variables], None]  # in place
     before: Callable[[Tensor], None]  # is told the costs that a step starts from
     after: Callable[[Variables], None]  # is told what a step ends with
+    streams: Streams | None = None  # one for each victim, for an optimizer that draws numbers
+    labels: Tensor | None = None  # (V, B), for an optimizer that compares pictures; None where they are optimized
 
 
 class Optimizer(Protocol):
@@ -77,6 +80,7 @@ class LBFGS:
 
     evaluations: ClassVar[int] = 20
     lr: float = 1.0
+    scale: float = 1.0  # of costs on the way: L-BFGS takes curvatures and changes below 1e-10 and 1e-9 for none
 
     def minimize(self, start: Variables, steps: int, descent: Descent) -> Variables:
         """A victim whose cost stops being finite goes back to its last finite point."""
@@ -89,12 +93,13 @@ class LBFGS:
 
         def flat(point: Tensor) -> tuple[Tensor, Tensor]:
             gradients, cost = descent.evaluate(at(point))
-            return at_least_single(cost), at_least_single(Tree({name: gradients[name] for name in tree}).flat())
+            slopes = at_least_single(Tree({name: gradients[name] for name in tree}).flat())
+            return self.scale * at_least_single(cost), self.scale * slopes
 
         point = at_least_single(tree.flat())  # half precision has no linear algebra
         for _ in range(steps):
             point, cost = optimizer.step(point, flat)
-            descent.before(cost)
+            descent.before(cost / self.scale)
             variables = at(point)
             descent.after(variables)
         point = optimizer.settle(point, torch.isfinite(descent.evaluate(variables)[1]))

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, get_args
 
+from fedveil.attacks.batch_norm import BatchNormStatistics
 from fedveil.attacks.candidate import Candidate, Pixels
 from fedveil.attacks.match import MATCHES, MatchName
 from fedveil.attacks.optimizers import Adam, Optimizer
 from fedveil.attacks.priors import Prior
+from fedveil.attacks.together import Together
 
 LabelsFrom = Literal["known", "idlg", "recovered", "optimized"]
 
@@ -18,7 +20,8 @@ class Objective(NamedTuple):
 
     match: MatchName
     candidate: Candidate
-    priors: tuple[Prior, ...]
+    priors: tuple[Prior | BatchNormStatistics, ...]
+    seeds: int = 1  # searches for each victim
 
 
 @dataclass(frozen=True)
@@ -29,9 +32,14 @@ class Phase:
     optimizer: Optimizer = field(default_factory=Adam)
     match: MatchName | None = None  # another one than the recipe's
     candidate: Candidate | None = None  # another one than the recipe's
-    priors: tuple[Prior, ...] | None = None  # others than the recipe's
+    priors: tuple[Prior | BatchNormStatistics, ...] | None = None  # others than the recipe's
     accepts: float | None = None  # keep what it finds only for victims whose final cost is below this
     reweighs: bool = False  # first trust every entry anew, by how well the inputs found so far explain it
+
+    @property
+    def seeds(self) -> int:
+        """Searches for each victim, of an optimizer that makes several together."""
+        return self.optimizer.seeds if isinstance(self.optimizer, Together) else 1
 
 
 @dataclass(frozen=True)
@@ -40,7 +48,7 @@ class Recipe:
 
     match: MatchName = "cosine"
     candidate: Candidate = field(default_factory=Pixels)
-    priors: tuple[Prior, ...] = ()
+    priors: tuple[Prior | BatchNormStatistics, ...] = ()
     tries: tuple[tuple[Phase, ...], ...] = ((Phase(1600),),)  # each of some phases; the lowest final cost wins
     labels: LabelsFrom = "known"
     # Whether the match of its last phase is the likelihood of a defense's noise, so that it can be tried only where
@@ -53,6 +61,7 @@ class Recipe:
             phase.match or self.match,
             phase.candidate or self.candidate,
             self.priors if phase.priors is None else phase.priors,
+            phase.seeds,
         )
 
     @property
@@ -78,6 +87,11 @@ class Recipe:
     def evaluations(self) -> int:
         """How often the objective is evaluated, over all tries."""
         return sum(phase.steps * phase.optimizer.evaluations for phases in self.tries for phase in phases)
+
+    @property
+    def seeds(self) -> int:
+        """The most searches for each victim that any phase makes together."""
+        return max(phase.seeds for phases in self.tries for phase in phases)
 
     def wrong(self) -> str | None:
         """What the engine cannot do of these choices, in one line: they may be a stranger's."""

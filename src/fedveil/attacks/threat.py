@@ -12,6 +12,7 @@ _MAY = {
     "optimized": "searches for the labels",
 }
 ALONE = "the update alone"
+STATISTICS = "the batch-norm statistics"  # that the global model gathered, taken for those of the victim's data
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class ThreatModel:
     'the update alone'
     """
 
-    knows: tuple[str, ...] = ()  # "the defense"
+    knows: tuple[str, ...] = ()  # "the defense", "the batch-norm statistics"
     has: tuple[str, ...] = ()  # "labels", "auxiliary data"
     may: tuple[str, ...] = ()  # "reads the labels off the update"
 

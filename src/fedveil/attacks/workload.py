@@ -23,20 +23,20 @@ SPEED = Speed(8e9, 2e-3)
 SERVED = 4
 
 
-def victims_at_a_time(problem: Problem) -> int:
-    """How many victims to stack."""
+def victims_at_a_time(problem: Problem, seeds: int = 1) -> int:
+    """How many victims to stack, with so many searches for each."""
     size = size_in_bytes(problem.target.row(0).values())
-    return max(1, min(MOST_VICTIMS, MOST_BYTES // max(size, 1), problem.count))
+    return max(1, min(min(MOST_VICTIMS, MOST_BYTES // max(size, 1)) // seeds, problem.count))
 
 
-def chunks(problem: Problem, chunk: int | None) -> int:
+def chunks(problem: Problem, recipe: Recipe, chunk: int | None) -> int:
     """The number of stacks of victims."""
-    return -(-problem.count // (chunk or victims_at_a_time(problem)))
+    return -(-problem.count // (chunk or victims_at_a_time(problem, recipe.seeds)))
 
 
 def steps_in_all(problem: Problem, recipe: Recipe, chunk: int | None = None) -> int:
     """The steps of an attack over all its tries and chunks of victims."""
-    return recipe.steps * len(recipe.tries) * max(len(problem.before), 1) * chunks(problem, chunk)
+    return recipe.steps * len(recipe.tries) * max(len(problem.before), 1) * chunks(problem, recipe, chunk)
 
 
 def worth_compiling(problem: Problem, recipe: Recipe, chunk: int) -> bool:
@@ -47,15 +47,18 @@ def worth_compiling(problem: Problem, recipe: Recipe, chunk: int) -> bool:
 
 def attack_seconds(problem: Problem, recipe: Recipe, chunk: int | None = None) -> float:
     """Estimated seconds of an attack, uncompiled, on one core."""
-    size = chunk or victims_at_a_time(problem)
+    size = chunk or victims_at_a_time(problem, recipe.seeds)
     histories = max(len(problem.before), 1)  # each that is supposed is tried
-    return histories * chunks(problem, chunk) * chunk_seconds(problem, recipe, size)
+    return histories * chunks(problem, recipe, chunk) * chunk_seconds(problem, recipe, size)
 
 
 def chunk_seconds(problem: Problem, recipe: Recipe, chunk: int) -> float:
     """Estimated seconds for one chunk of victims, uncompiled, on one core."""
     operations = chunk * PASSES * forward_operations(problem)
-    return estimated_seconds(operations, recipe.evaluations, SPEED)
+    phases = [phase for phases in recipe.tries for phase in phases]
+    calls = [phase.steps * phase.optimizer.evaluations for phase in phases]
+    parts = zip(phases, calls, strict=True)
+    return sum(estimated_seconds(operations * phase.seeds, count, SPEED) for phase, count in parts)
 
 
 def forward_operations(problem: Problem) -> int:

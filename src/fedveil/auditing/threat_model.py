@@ -9,6 +9,7 @@ from typing import Self
 from torch import nn
 
 from fedveil.attacks.base import Attack
+from fedveil.attacks.threat import STATISTICS
 from fedveil.auditing.auxiliary import Auxiliary
 from fedveil.auditing.result import Assumption
 from fedveil.defenses.base import MessageKind
@@ -105,6 +106,7 @@ class Attempted:
     candidates: int | None = None  # that those who link updates are given; None where none does
     auxiliary: Auxiliary | None = None  # what some of them learned from
     learned: tuple[str, ...] = ()  # the names of these
+    statistics: tuple[str, ...] = ()  # the names of those that use the batch-norm statistics of the global model
     left_out: Mapping[str, str] = field(default_factory=dict)  # why others were not run, by name
 
     @classmethod
@@ -123,6 +125,7 @@ class Attempted:
             candidates=among if any(each.question == "link" for each in attacks) else None,
             auxiliary=auxiliary if learned else None,
             learned=learned if auxiliary is not None else (),
+            statistics=tuple(each.name for each in attacks if STATISTICS in each.threat.knows),
             left_out=left_out or {},
         )
 
@@ -160,13 +163,7 @@ def assumptions(situation: Situation, attempted: Attempted) -> list[Assumption]:
         ),
         _attacked_update(situation),
         _knowledge(situation),
-        Assumption(
-            switch="batch-norm statistics",
-            setting="not known" if _batch_norm(situation.model) else "none in this model",
-            words="The statistics of the victim's batch are not given to the attacker."
-            if _batch_norm(situation.model)
-            else "The model has no batch norm.",
-        ),
+        _statistics(situation.model, attempted.statistics),
     ]
     if attempted.candidates is not None:
         found.append(
@@ -201,6 +198,19 @@ def _auxiliary(data: Auxiliary, learned: Sequence[str]) -> Assumption:
         f"a client's, a victim's, or one that a victim's is told from. {data.told}"
     )
     return Assumption(switch="auxiliary data", setting=data.words, words=words.strip())
+
+
+def _statistics(model: nn.Module, used_by: Sequence[str]) -> Assumption:
+    setting, words = "none in this model", "The model has no batch norm."
+    if _batch_norm(model):
+        setting, words = "not known", "The statistics of the victim's batch are not given to the attacker."
+    if _batch_norm(model) and used_by:
+        setting = f"those of the global model, to {_and(used_by)}"
+        words += (
+            f" But {_and(used_by)} takes the running statistics of the global model for those of the victim's data, "
+            "which holds if the clients' data are alike and their statistics are shared."
+        )
+    return Assumption(switch="batch-norm statistics", setting=setting, words=words)
 
 
 def _attacked_update(situation: Situation) -> Assumption:
