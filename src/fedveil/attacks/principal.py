@@ -31,7 +31,7 @@ class Principal:
         room = min(most, size, max(count - 1, 1))
         kept = max(1, int((values[:room] > _SMALLEST * values[0]).sum()))
         lengths = values[:kept].sqrt().clamp_min(1e-30)
-        directions = (centered.T.double() @ (vectors[:, :kept] / lengths)).to(rows)
+        directions = centered.T @ (vectors[:, :kept] / lengths).to(rows)
         # A row that was learned from lies nearer to its own directions than others do: n of them tell less of the rest.
         free = max(size - kept, 1)
         rest = float(values[kept:].sum()) / max(count - 1, 1) / free
