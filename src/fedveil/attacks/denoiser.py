@@ -17,6 +17,7 @@ from fedveil.attacks.principal import Principal
 from fedveil.streams import Streams
 
 WAVES = 16  # of unlike length, by whose sines and cosines a network is told the step
+GATING = 128  # width of the layer that tells what kind of gradient a row is
 _NETWORK = "network."
 
 
@@ -44,9 +45,9 @@ class Denoiser:
         size = len(self.principal.variances)
         return {
             **dense("first", size, width, streams),
-            **dense("step", 2 * WAVES, width, streams),
-            **dense("second", width, width, streams),
-            **dense("third", width, width, streams),
+            **dense("told", size, GATING, streams),
+            **dense("step", 2 * WAVES, GATING, streams),
+            **dense("gate", GATING, width, streams),
             **dense("last", width, size, streams, gain=0.0),
         }
 
@@ -58,12 +59,9 @@ class Denoiser:
         linear = kept.sqrt() * own / seen * rows
         if not weights:
             return linear
-        hidden = through(weights, "first", rows / seen.sqrt()) + through(
-            weights, "step", waves(steps, self.diffusion.steps)
-        )
-        hidden = F.gelu(hidden)
-        hidden = hidden + F.gelu(through(weights, "second", hidden))
-        hidden = hidden + F.gelu(through(weights, "third", hidden))
+        even = rows / seen.sqrt()
+        told = F.gelu(through(weights, "told", rows) + through(weights, "step", waves(steps, self.diffusion.steps)))
+        hidden = through(weights, "first", even) * (1 + through(weights, "gate", told))
         return linear + (own * (1 - kept) / seen).sqrt() * through(weights, "last", hidden)
 
     def error(self, weights: Weights, rows: Tensor, steps: Tensor, noise: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ class Diffusion:
     @cached_property
     def betas(self) -> Tensor:
         """β of every step; 0 at step 0: (T + 1,), in double precision."""
-        return torch.cat([torch.zeros(1), torch.linspace(self.first, self.last, self.steps)]).double()
+        return torch.nn.functional.pad(torch.linspace(self.first, self.last, self.steps, dtype=torch.float64), (1, 0))
 
     @cached_property
     def kept(self) -> Tensor:
@@ -54,8 +54,8 @@ class Diffusion:
     def back(self, rows: Tensor, start: int, denoise: Denoise, noise: Callable[[int], Tensor] | None = None) -> Tensor:
         """Rows (n, d) as they are at step `start`, taken back to step 0: each step goes on from the one before.
 
-        noise: fresh noise for a step, as published. The outcome is then one draw of what the rows may have been; without
-        it every step takes its mean, and the chain comes to the mean of such draws, exactly so for Gaussian rows.
+        noise: fresh noise for a step, as published. The outcome is then one draw of what the rows may have been. Else
+        every step takes its mean, and the chain comes to the mean of such draws, exactly so for Gaussian rows.
         """
         for step in range(start, 0, -1):
             beta, kept, before = (float(each) for each in (self.betas[step], self.kept[step], self.kept[step - 1]))

@@ -30,7 +30,7 @@ from fedveil.attacks.scene import Scene
 from fedveil.defenses.base import Knowledge, trusting
 from fedveil.defenses.chain import Chain
 from fedveil.errors import FedveilError
-from fedveil.fields import Count, NonNegative, Positive, declared
+from fedveil.fields import Count, NonNegative, Positive, RepeatsOrZero, declared
 from fedveil.registry import attacks
 from fedveil.streams import Streams
 from fedveil.tree import Tree
@@ -67,15 +67,16 @@ class Mjolnir(GradientMatching):
 
     paper = "Liu et al., Mjölnir: Breaking the Shield of Perturbation-Protected Gradients via Adaptive Diffusion, 2025"
     revision = 1
-    most: Count = 6000  # auxiliary pictures to train on
-    directions: Count = 1024  # principal directions of gradients that are modeled
+    most: Count = 10_000  # auxiliary pictures to train on
+    directions: Count = 512  # principal directions of gradients that are modeled
     width: Count = 512  # of the hidden layers
-    training: Count = 1000  # steps of Adam that the model is trained for
+    training: Count = 1500  # steps of Adam that the model is trained for
     at_once: Count = 256  # gradients that one of them learns from
-    lr: Positive = 1e-3  # Adam's rate at the start, in training
+    lr: Positive = 2e-3  # Adam's rate at the start, in training
     noise: bool = False  # a draw of the gradient, as published, and not the mean of such draws
     inversion: Literal["inverting-gradients", "dlg"] = "inverting-gradients"  # what is done with the gradient
     steps: Count = 1600  # of the inversion
+    polish: RepeatsOrZero = 20  # steps of L-BFGS after these, as inverting-gradients makes them
     restarts: Count = 2  # tries of the inversion; the one with the lowest final cost wins
     total_variation: NonNegative = 1e-5  # weight of the prior that favors smooth pictures; of no use to dlg
     labels: LabelsFrom = "known"  # told, read off the update, or optimized with the pixels, as dlg always does
@@ -89,9 +90,12 @@ class Mjolnir(GradientMatching):
         """That of the inversion."""
         if self.inversion == "dlg":
             return DLG(steps=self.steps, restarts=self.restarts).recipe()
-        prior, labels = self.total_variation, self.labels
         return InvertingGradients(
-            steps=self.steps, restarts=self.restarts, total_variation=prior, labels=labels
+            steps=self.steps,
+            polish=self.polish,
+            restarts=self.restarts,
+            total_variation=self.total_variation,
+            labels=self.labels,
         ).recipe()
 
     @property

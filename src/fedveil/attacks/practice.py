@@ -92,7 +92,7 @@ class Practice:
         # What looks at data that no attacker has is left out; what may have come before it is in the histories.
         known = (each for each in lab.chain.defenses if not (owns_step(each) and "validation" in each.needs))
         self._whole = replace(self._how, rule="cosine", replayed=Chain(tuple(known)), judge=None, of_step=False)
-        first = sample.joined(torch.zeros(1, size, dtype=torch.int64))
+        first = Batches(sample.inputs[:1, :1], sample.labels[:1, :1]).joined(torch.zeros(1, size, dtype=torch.int64))
         self._replay = Replay(lab.public, self._like, (first.inputs[0], first.labels[0]))
 
     @property
