@@ -7,3 +7,5 @@ from fedveil.attacks.idlg import IDLG as IDLG
 from fedveil.attacks.inverting_gradients import InvertingGradients as InvertingGradients
 from fedveil.attacks.learned_linear import LearnedLinear as LearnedLinear
 from fedveil.attacks.link import LinkTest as LinkTest
+from fedveil.attacks.lti import LTI as LTI
+from fedveil.attacks.mjolnir import Mjolnir as Mjolnir

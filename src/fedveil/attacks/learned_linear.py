@@ -132,13 +132,13 @@ class LearnedLinear(Attack):
     def _labels(self, scene: Scene) -> Tensor:
         """The labels of every victim: (V, B)."""
         if self.labels == "recovered":
-            return torch.cat([_recovered(scene.rows([victim])) for victim in range(scene.count)])
+            return torch.cat([recovered_labels(scene.rows([victim])) for victim in range(scene.count)])
         if scene.labels is None:
             raise FedveilError("the labels are not known here: let the attack read them off (--labels recovered)")
         return scene.labels
 
 
-def _recovered(scene: Scene) -> Tensor:
+def recovered_labels(scene: Scene) -> Tensor:
     """The labels of one victim, as its own update and random numbers tell them."""
     problem = Problem.of(scene)
     problem = replace(problem, model=without_dropout(problem.model))
