@@ -46,8 +46,8 @@ class Plan:
         """The narrowest for a batch of such pictures that has more than `SPARE` parameters for each pixel of it."""
         if len(shape) != 3 or min(shape[1:]) < SMALLEST:
             raise FedveilError(
-                f"an untrained network draws pictures of at least {SMALLEST} × {SMALLEST} pixels, and these inputs have "
-                f"the shape {' × '.join(map(str, shape))}"
+                f"an untrained network draws pictures of at least {SMALLEST} × {SMALLEST} pixels, and these inputs "
+                f"have the shape {' × '.join(map(str, shape))}"
             )
         colors, *sides = shape
         grids = grids_to((sides[0], sides[1]))
@@ -173,13 +173,15 @@ def norm_bound(matrix: Tensor) -> Tensor:
 
     Unlike power iteration it has no start to remember from step to step, and never falls short.
     """
-    gram, log = matrix @ matrix.T, matrix.new_zeros(())
+    gram: Tensor = matrix @ matrix.T
+    log = matrix.new_zeros(())
     for power in range(SQUARINGS):
         trace = gram.diagonal().sum().clamp_min(TINY)
         log = log + trace.log() / 2**power
         gram = gram / trace  # or its powers would leave single precision
         gram = gram @ gram
-    return ((log + gram.diagonal().sum().clamp_min(TINY).log() / 2**SQUARINGS) / 2).exp()
+    log = log + gram.diagonal().sum().clamp_min(TINY).log() / 2**SQUARINGS
+    return torch.exp(log / 2)
 
 
 def _normed(grids: Tensor, variables: Variables, name: str) -> Tensor:
