@@ -6,6 +6,7 @@ import runpy
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from fedveil.auditing.requirements import check_experiment
 from fedveil.cli.config import Config
@@ -15,6 +16,17 @@ from fedveil.leakage.modalities import modality
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
+@pytest.fixture
+def pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A data root with the folders that examples name. Pictures are enlarged when they are read."""
+    for number in range(20):
+        folder = tmp_path / "photographs" / ("animals" if number % 2 else "things")
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (12, 10), (12 * number, 200, 255 - 12 * number)).save(folder / f"{number}.png")
+    monkeypatch.setenv("FEDVEIL_DATA", str(tmp_path))
+
+
+@pytest.mark.usefixtures("pictures")
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.toml")), ids=lambda path: path.name)
 def test_a_configuration_can_be_audited(path: Path) -> None:
     config = Config.load("audit", Given({}, path, False))

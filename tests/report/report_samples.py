@@ -400,4 +400,18 @@ def hostile() -> tuple[Result, Images]:
     return result, colored
 
 
-SAMPLES = {"full": full, "bare": bare, "hostile": hostile}
+def large(side: int = 224, count: int = 8) -> tuple[Result, Images]:
+    """The full one with few pictures, enlarged: noise is then in coarse grains, which compress."""
+    result, images = full(count=count)
+
+    def enlarged(pictures: Pictures) -> Pictures:
+        grown = pictures.repeat(-(-side // 28), axis=2).repeat(-(-side // 28), axis=3)
+        return grown[:, :, :side, :side]
+
+    found = Images(enlarged(images.originals), images.labels)
+    for key, pictures in images.reconstructions.items():
+        found.reconstructions[key] = enlarged(pictures)
+    return result, found
+
+
+SAMPLES = {"full": full, "bare": bare, "hostile": hostile, "large": large}

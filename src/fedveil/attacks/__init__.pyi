@@ -1,6 +1,7 @@
 """The registered attacks, written by `make stubs`."""
 
 from fedveil.attacks.analytic import Analytic as Analytic
+from fedveil.attacks.cinet import CINet as CINet
 from fedveil.attacks.dlg import DLG as DLG
 from fedveil.attacks.grad_inversion import GradInversion as GradInversion
 from fedveil.attacks.idlg import IDLG as IDLG

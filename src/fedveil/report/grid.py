@@ -13,10 +13,8 @@ from fedveil.auditing.roles import Role
 from fedveil.leakage.catalog import METRICS
 from fedveil.leakage.modalities import modality
 from fedveil.report import formatting
-from fedveil.report.pictures import data_uri, remarks
+from fedveil.report.pictures import are_large, data_uri, most_images, remarks
 from fedveil.report.view import beside, lead, shown_roles, strongest, words
-
-MOST_IMAGES = 16
 
 
 @dataclass(frozen=True)
@@ -50,6 +48,7 @@ class Grid:
     near: str  # what is told of each, and how to read it
     several: bool  # whether pictures of one column may come from several attacks
     notes: list[str]
+    large: bool  # whether pictures get all the room that a column has, and are drawn smoothly
 
 
 def grid(result: Result, images: Images) -> Grid:
@@ -71,6 +70,8 @@ def grid(result: Result, images: Images) -> Grid:
     near = next((name for name in kind.caption if name in measured), kind.caption[-1])
     total = max((len(shown) for _, shown in columns), default=0) if not len(images.originals) else 0
     order = _worst_first(first, total or len(images.originals), (*kind.headline[:1], near))
+    shape = _shape(images)
+    most = most_images(shape, 1 + len(columns))
     cases = [
         Case(
             picture=data_uri(images.originals[index]) if index < len(images.originals) else None,
@@ -78,7 +79,7 @@ def grid(result: Result, images: Images) -> Grid:
             label=formatting.label(int(images.labels[index]), result.label_names) if index < len(images.labels) else "",
             cells=[_cell(index, words(result)[role].who, shown, (kind.headline[0], near)) for role, shown in columns],
         )
-        for index in order[:MOST_IMAGES]
+        for index in order[:most]
     ]
     notes = remarks(images.originals) if len(images.originals) else []
     if missing:
@@ -92,7 +93,14 @@ def grid(result: Result, images: Images) -> Grid:
         told,
         any(cell.attack for case in cases for cell in case.cells),
         notes,
+        are_large(shape),
     )
+
+
+def _shape(images: Images) -> tuple[int, ...]:
+    """That of one picture: where originals are not known, that of the reconstructions."""
+    shown = [images.originals, *images.reconstructions.values()]
+    return next((pictures.shape[1:] for pictures in shown if len(pictures)), images.originals.shape[1:])
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,16 +1,34 @@
-"""Images as PNG inside the page: exact pixels, enlarged by the browser without smoothing."""
+"""Images as PNG inside the page: exact pixels; small ones are enlarged by the browser without smoothing."""
 
 from __future__ import annotations
 
 import base64
+import math
 from io import BytesIO
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-# Longer sides are averaged down: the page shows about 100 pixels, and noise does not compress.
-LARGEST_SIDE = 128
+# Longer sides are averaged down: a column of the page has about 200 pixels, and noise does not compress.
+LARGEST_SIDE = 256
+THUMBNAIL = 96  # pixels of a small picture's side on the page; longer sides get all the room that a column has
+MOST_IMAGES = 16  # that are shown, one line each
+FEWEST_IMAGES = 2  # the same, however much room they take
+MOST_BYTES = 4_500_000  # of uncompressed pixels in all lines; as text in a page they take a third more
+
+
+def are_large(shape: tuple[int, ...]) -> bool:
+    """Whether pictures of this shape (channels, h, w) lose by being shown as thumbnails."""
+    return max(shape[1:]) > THUMBNAIL
+
+
+def most_images(shape: tuple[int, ...], columns: int) -> int:
+    """How many images of this shape (channels, h, w), of so many pictures each, a page has room for."""
+    channels, *sides = shape
+    factor = -(-max(sides) // LARGEST_SIDE)
+    size = (3 if channels == 3 else 1) * math.prod(-(-side // factor) for side in sides)
+    return max(FEWEST_IMAGES, min(MOST_IMAGES, MOST_BYTES // (size * columns)))
 
 
 def data_uri(picture: NDArray[np.float32]) -> str:
@@ -37,5 +55,6 @@ def remarks(pictures: NDArray[np.float32]) -> list[str]:
     if channels not in (1, 3):
         found.append(f"The images have {channels} channels; their mean is shown.")
     if max(sides) > LARGEST_SIDE:
-        found.append(f"The images are {sides[1]} × {sides[0]} pixels and are shown reduced.")
+        factor = -(-max(sides) // LARGEST_SIDE)
+        found.append(f"The images are {sides[1]} × {sides[0]} pixels and are shown {factor} times smaller.")
     return found
