@@ -43,6 +43,9 @@ class Recipe:
     priors: tuple[Prior, ...] = ()
     tries: tuple[tuple[Phase, ...], ...] = ((Phase(1600),),)  # each of some phases; the lowest final cost wins
     labels: LabelsFrom = "known"
+    # Among stronger priors: by how many nats for each example what it finds may explain an update worse than what the
+    # others that say so find. The strongest within that counts. None: it is not held beside others.
+    slack: float | None = None
 
     def objective(self, phase: Phase) -> Objective:
         """That of a phase."""
