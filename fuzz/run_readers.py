@@ -33,10 +33,10 @@ from fedveil.federation.capture import Capture, Truth
 from fedveil.federation.observers import Observer
 from fedveil.federation.run import federate
 from fedveil.federation.settings import FederationSettings
-from fedveil.federation.tensorfile import KEY, ORDER, seal
 from fedveil.fields import declared
 from fedveil.leakage import lpips, reference
 from fedveil.tasks.task import Task
+from fedveil.tensorfile import KEY, ORDER, seal
 from fedveil.tree import Tree
 from fuzz.mutate import any_of, damaged, json_text
 from fuzz.reader import Files, Reader, Refused

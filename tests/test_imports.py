@@ -14,8 +14,8 @@ PACKAGE = ROOT / "src" / "fedveil"
 # Each room may import from itself and from those to its left.
 ORDER = (
     *("version", "errors", "fields", "files", "toml", "ownership", "signals", "tensors", "progress", "registry"),
-    *("memory", "tree", "intake", "streams", "workers", "tasks", "clients", "defenses", "ledger", "federation"),
-    *("guard", "attacks", "leakage", "auditing", "report", "cli", "__main__"),
+    *("memory", "tree", "intake", "streams", "workers", "tasks", "tensorfile", "clients", "defenses", "ledger"),
+    *("federation", "guard", "attacks", "leakage", "auditing", "report", "cli", "__main__"),
 )
 # Metrics must not favor a method: they know neither side.
 FORBIDDEN = {"leakage": {"defenses", "attacks", "federation", "guard"}, "attacks": {"federation", "guard"}}

@@ -30,8 +30,8 @@ from fedveil.federation.observers import Observer
 from fedveil.federation.plan import Plan
 from fedveil.federation.run import Run, federate
 from fedveil.federation.settings import FederationSettings
-from fedveil.federation.tensorfile import KEY, ORDER, seal
 from fedveil.tasks.task import Task, task
+from fedveil.tensorfile import KEY, ORDER, seal
 from fedveil.tensors import read_safetensors
 from waiting import PATIENCE
 

@@ -3,9 +3,11 @@
 from fedveil.attacks.analytic import Analytic as Analytic
 from fedveil.attacks.cinet import CINet as CINet
 from fedveil.attacks.dlg import DLG as DLG
+from fedveil.attacks.gias import GIAS as GIAS
 from fedveil.attacks.grad_inversion import GradInversion as GradInversion
 from fedveil.attacks.idlg import IDLG as IDLG
 from fedveil.attacks.inverting_gradients import InvertingGradients as InvertingGradients
+from fedveil.attacks.latent_start import LatentStart as LatentStart
 from fedveil.attacks.learned_linear import LearnedLinear as LearnedLinear
 from fedveil.attacks.link import LinkTest as LinkTest
 from fedveil.attacks.lti import LTI as LTI

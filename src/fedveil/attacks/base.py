@@ -51,6 +51,16 @@ class Attack:
         return ""
 
     @property
+    def brings(self) -> str:
+        """What it has from elsewhere, in words: a generator in a file that one of its fields names."""
+        return ""
+
+    @property
+    def learning(self) -> list[Any] | None:
+        """What alone decides what `fit` learns, if not all fields do: attacks in which it is equal share that."""
+        return None
+
+    @property
     def threat(self) -> ThreatModel:
         """What it knows, has and may do, whoever runs it; what a role adds (knowing the defense) is not in here."""
         return ThreatModel.of(self.needs, self.labels_from)

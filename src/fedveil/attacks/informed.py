@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
 from fedveil.attacks.choosing import explanations, judged_by_noise, plausible
 from fedveil.attacks.finding import Reconstruction
@@ -52,10 +53,12 @@ class Tries:
         return self.alike + self.stronger
 
 
-def tries_of(scene: Scene, problem: Problem, recipe: Recipe, stronger: Sequence[Recipe]) -> Tries:
+def tries_of(
+    scene: Scene, problem: Problem, recipe: Recipe, stronger: Sequence[Recipe], besides: Sequence[Recipe] = ()
+) -> Tries:
     """What to try in a scene, given the naive recipe and the same with stronger priors.
 
-    problem: as the knowledge of the scene's chain puts it.
+    problem: as the knowledge of the scene's chain puts it. besides: others, for updates without noise of a known law.
     """
     if not scene.chain.defenses:
         return Tries((Try(problem, recipe),))
@@ -68,9 +71,11 @@ def tries_of(scene: Scene, problem: Problem, recipe: Recipe, stronger: Sequence[
         alike.append(Try(_widened(problem, known.reach), informed, undoes=True))
     if not known.reach and (informed != recipe or not _same(known, plain)):
         alike.append(Try(problem, informed))
-    if known.reweight is not None or known.reach or not judged_by_noise(scene):
-        return Tries(tuple(alike))
-    return Tries(tuple(alike), tuple(_under_noise(problem, each, known) for each in stronger if _fits(each, known)))
+    noisy = known.reweight is None and not known.reach and judged_by_noise(scene)
+    fitting = [each for each in stronger if _fits(each, known)] if noisy else []
+    if fitting:
+        return Tries(tuple(alike), tuple(_under_noise(problem, each, known) for each in fitting))
+    return Tries((*alike, *(Try(problem, each) for each in besides)))
 
 
 def chosen(scene: Scene, tries: Tries, found: Sequence[Reconstruction]) -> Reconstruction:
@@ -85,9 +90,27 @@ def chosen(scene: Scene, tries: Tries, found: Sequence[Reconstruction]) -> Recon
         for place in range(1, len(alike)):
             wins = (scores[:, place] > scores[:, :place].amax(1)).to(best.inputs.device)
             best = taken(best, alike[place], wins)
-    # From the weakest of the stronger ones to the strongest: the last that the noise lets pass stays.
-    for smoother in reversed(stronger):
-        best = taken(best, smoother, plausible(scene, smoother).to(best.inputs.device))
+    return _with_stronger(scene, tries.stronger, best, stronger) if stronger else best
+
+
+def _with_stronger(
+    scene: Scene, tries: Sequence[Try], best: Reconstruction, stronger: Sequence[Reconstruction]
+) -> Reconstruction:
+    """The strongest of stronger priors that the noise lets pass; `best`, where it lets none pass.
+
+    Some laws let nothing pass that is not nearly exact, such as those with a bound. If they rule out `best` too, they
+    cannot tell what is too strong, and whatever explains the update best counts.
+    """
+    passes = torch.stack([plausible(scene, each) for each in stronger], 1)
+    unclear = ~(plausible(scene, best) | passes.any(1))
+    passes &= _near(scene, tries, stronger)
+    if bool(unclear.any()):
+        scores = explanations(scene, [best, *stronger])
+        for place in range(1, scores.shape[1]):
+            passes[:, place - 1] |= unclear & (scores.argmax(1) == place)
+    # From the weakest to the strongest: the last that passes stays.
+    for place, smoother in reversed(list(enumerate(stronger))):
+        best = taken(best, smoother, passes[:, place].to(best.inputs.device))
     return best
 
 
@@ -107,6 +130,17 @@ def _under_noise(problem: Problem, recipe: Recipe, known: Knowledge) -> Try:
     if known.bound is not None:
         recipe = _all_matching(recipe, "unit-l2")
     return Try(replace(problem, target=known.target / unit, weight=weight), recipe)
+
+
+def _near(scene: Scene, tries: Sequence[Try], found: Sequence[Reconstruction]) -> Tensor:
+    """Whether each explains an update nearly as well as the best of those that say by how much: shape (V, N)."""
+    near = torch.ones(scene.count, len(found), dtype=torch.bool)
+    slack = {place: each.recipe.slack for place, each in enumerate(tries) if each.recipe.slack is not None}
+    if len(slack) > 1:
+        scores = explanations(scene, [found[place] for place in slack])
+        allowed = scene.batch_size * torch.tensor(list(slack.values()), dtype=scores.dtype)
+        near[:, list(slack)] = scores >= scores.amax(1, keepdim=True) - allowed
+    return near
 
 
 def _same(known: Knowledge, plain: Knowledge) -> bool:

@@ -63,6 +63,10 @@ class GradientMatching(Attack):
         """The same attack with stronger priors, the strongest first, for updates with noise of a known law."""
         return ()
 
+    def besides(self) -> tuple[Recipe, ...]:
+        """Other recipes with no weaker priors, for updates under a defense: whatever explains these best counts."""
+        return ()
+
     def run(self, scene: Scene, fitted: Any = None) -> Reconstruction:
         """Match the update of every victim; who knows the defense tries more than one way, and chooses."""
         tries = self._tries(scene, Problem.of(scene, fitted))
@@ -79,7 +83,7 @@ class GradientMatching(Attack):
         return Work(sum(self._steps(each, scene) for each in tries), seconds)
 
     def _tries(self, scene: Scene, problem: Problem) -> Tries:
-        return tries_of(scene, problem, self.checked_recipe(), self.under_noise())
+        return tries_of(scene, problem, self.checked_recipe(), self.under_noise(), self.besides())
 
     def _steps(self, each: Try, scene: Scene) -> int:
         return steps_in_all(each.problem, each.recipe, scene.bench.chunk)

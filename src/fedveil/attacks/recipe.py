@@ -54,6 +54,9 @@ class Recipe:
     # Whether the match of its last phase is the likelihood of a defense's noise, so that it can be tried only where
     # that is known: distances are then measured in units of the noise, per input. See `under_noise`.
     by_noise: bool = False
+    # Among stronger priors: by how many nats for each example what it finds may explain an update worse than what the
+    # others that say so find. The strongest within that counts. None: it is not held beside others.
+    slack: float | None = None
 
     def objective(self, phase: Phase) -> Objective:
         """That of a phase."""

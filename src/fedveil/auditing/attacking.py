@@ -139,7 +139,7 @@ def fit_key(case: Case, attack: Attack, lab: Lab, auxiliary: Auxiliary | None) -
     looks = attack.learns_about
     return content_key(
         "fit",
-        attack=described(attack),
+        attack=attack.learning or described(attack),
         public=of_public(lab.public, row, lab.model.examples) if "model" in looks else of_layout(lab.public),
         model=of_updates(lab.model) if "model" in looks else None,
         chain=described_chain(lab.chain),

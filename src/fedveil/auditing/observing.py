@@ -18,7 +18,7 @@ from fedveil.defenses.updates import Updates
 from fedveil.errors import FedveilError
 from fedveil.federation.checkpoint import configuration
 from fedveil.federation.probe import Victims, probe
-from fedveil.federation.tensorfile import grouped, prefixed
+from fedveil.tensorfile import grouped, prefixed
 from fedveil.tree import Tree
 
 

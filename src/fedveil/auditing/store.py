@@ -21,9 +21,9 @@ from typing import Any, Literal, Protocol, TypeVar, get_args
 from torch import Tensor
 
 from fedveil.errors import FedveilError
-from fedveil.federation.tensorfile import Header, read_tensors, write_tensors
 from fedveil.files import private_folder
 from fedveil.ownership import InUse, leased
+from fedveil.tensorfile import Header, read_tensors, write_tensors
 
 StageName = Literal["train", "observe", "fit", "attack", "score"]
 STAGES: tuple[StageName, ...] = get_args(StageName)

@@ -16,7 +16,7 @@ from fedveil.federation.checkpoint import configuration
 from fedveil.federation.history import RoundRecord, Utility
 from fedveil.federation.run import Run, train
 from fedveil.federation.steps import Prepared
-from fedveil.federation.tensorfile import grouped, prefixed
+from fedveil.tensorfile import grouped, prefixed
 
 
 @dataclass(frozen=True, eq=False)

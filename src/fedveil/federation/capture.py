@@ -49,10 +49,10 @@ from fedveil.defenses.base import MessageKind, step_weight
 from fedveil.defenses.updates import Updates
 from fedveil.errors import FedveilError
 from fedveil.federation.facts import PublicFacts
-from fedveil.federation.tensorfile import Header, grouped, prefixed, read_tensors, seal, write_tensors
 from fedveil.fields import problems
 from fedveil.intake import Intake
 from fedveil.tasks.inputs import Inputs, count, leaves
+from fedveil.tensorfile import Header, grouped, prefixed, read_tensors, seal, write_tensors
 from fedveil.tree import Tree
 
 CAPTURE = "fedveil-capture"

@@ -24,9 +24,9 @@ from fedveil.federation.client_memory import ClientMemory
 from fedveil.federation.history import RoundRecord, Utility
 from fedveil.federation.plan import Plan
 from fedveil.federation.server import Server
-from fedveil.federation.tensorfile import Header, grouped, prefixed, read_tensors, write_tensors
 from fedveil.fields import field_values
 from fedveil.tasks.task import Task
+from fedveil.tensorfile import Header, grouped, prefixed, read_tensors, write_tensors
 
 CHECKPOINT = "fedveil-checkpoint"
 VERSION = 2
