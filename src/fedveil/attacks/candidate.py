@@ -72,3 +72,8 @@ class Pixels:
         """Clamp to valid pixels."""
         if self.boxed and problem.box is not None:
             variables["inputs"].clamp_(*problem.box)
+
+
+def held(tensor: Tensor) -> Tensor:
+    """A variable without slope: no optimizer moves it. It stays part of the graph, which plain autograd asks for."""
+    return tensor.detach() + 0 * tensor

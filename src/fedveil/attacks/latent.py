@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from fedveil.attacks.candidate import Found, Learned, Variables
+from fedveil.attacks.candidate import Found, Learned, Variables, held
 from fedveil.attacks.generator import decoded, decoder_of
 from fedveil.streams import Streams
 
@@ -101,11 +101,6 @@ def centers_of(problem: Problem) -> Tensor:
 def code_of(variables: Variables, learned: Learned) -> Tensor:
     """The codes (B, n) of latents."""
     return held(variables[CENTER]) + variables[LATENTS] @ learned["scale"].T
-
-
-def held(tensor: Tensor) -> Tensor:
-    """A variable that stays where it is: the optimizer gets a gradient of zero for it."""
-    return tensor.detach() + 0.0 * tensor
 
 
 def in_range(pixels: Tensor, learned: Learned) -> Tensor:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedveil.attacks.candidate import Found, Learned, Variables
+from fedveil.attacks.candidate import Found, Learned, Variables, held
 from fedveil.attacks.optimizers import Descent, Optimizer
 from fedveil.errors import FedveilError
 from fedveil.streams import Streams
@@ -133,8 +133,8 @@ class UntrainedNetwork:
 
     def decode(self, variables: Variables, learned: Learned) -> Tensor:
         """The pictures that the network draws."""
-        middle = fixed(variables[MIDDLE])
-        out = torch.einsum("bn,nchw->bchw", fixed(variables[NOISE]), variables["first.weight"])
+        middle = held(variables[MIDDLE])
+        out = torch.einsum("bn,nchw->bchw", held(variables[NOISE]), variables["first.weight"])
         out = _active(_normed(out, variables, "first"))
         for place, grid in enumerate(grids_to((middle.shape[-2], middle.shape[-1]))):
             if place:
@@ -144,7 +144,7 @@ class UntrainedNetwork:
                 out = F.conv2d(out, with_unit_norm(variables[f"{name}.weight"]), padding=1)
                 out = _active(_normed(out, variables, name))
         out = F.conv2d(out, variables["last.weight"], variables["last.bias"])
-        return middle + (fixed(variables[HALF]) * torch.tanh(out) if HALF in variables else out)
+        return middle + (held(variables[HALF]) * torch.tanh(out) if HALF in variables else out)
 
     def cost(self, variables: Variables) -> Tensor | None:
         """Nothing."""
@@ -152,11 +152,6 @@ class UntrainedNetwork:
 
     def project(self, variables: Variables, problem: Problem) -> None:
         """Nothing to do: pictures are in the valid range whatever the weights are."""
-
-
-def fixed(tensor: Tensor) -> Tensor:
-    """The tensor without slope: no optimizer moves it. It stays part of the graph, which plain autograd asks for."""
-    return tensor.detach() + 0 * tensor
 
 
 def with_unit_norm(kernel: Tensor) -> Tensor:
@@ -222,6 +217,5 @@ class Lowest:
                 tensor[wins] = at[name][wins]
             return gradients, cost
 
-        watched = Descent(evaluate, descent.project, descent.before, descent.after)
-        evaluate(self.way.minimize(start, steps, watched))
+        evaluate(self.way.minimize(start, steps, replace(descent, evaluate=evaluate)))
         return best

@@ -32,7 +32,7 @@ SUITES = {
         Suite(
             DEFAULT,
             "The default: the attacks that get most on most models, within minutes on a small one.",
-            ("link", "analytic", "inverting-gradients:steps=400", "learned-linear"),
+            ("link", "analytic", "inverting-gradients:steps=400", "learned-linear", "latent-start"),
         ),
         Suite(
             "thorough",
@@ -43,7 +43,13 @@ SUITES = {
                 "idlg",
                 "dlg:restarts=4",
                 "inverting-gradients:steps=4000,restarts=4",
+                "grad-inversion:steps=1000",
+                "ci-net:steps=1000",
                 "learned-linear",
+                "lti",
+                "latent-start:restarts=2",
+                "gias:weight_steps=400",
+                "mjolnir",
             ),
             stops=False,
         ),
