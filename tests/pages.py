@@ -8,6 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from fedveil.cli import runs
+from fedveil.cli.config import Config
+from fedveil.cli.main import run
+from fedveil.cli.options import Given
 from waiting import PATIENCE
 
 ROOT = Path(__file__).parents[1]
@@ -21,6 +27,16 @@ def blocks(text: str, language: str) -> list[str]:
 def assert_links_lead_to_files(text: str, folder: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", text):
         assert (folder / target).exists(), target
+
+
+def checked_audit(command: str, monkeypatch: pytest.MonkeyPatch) -> Config:
+    """The checked configuration of an audit's command line; nothing is run."""
+    given: list[Given] = []
+    monkeypatch.setattr(runs, "run_audit", given.append)
+    program, *words = shlex.split(command)
+    assert (program, words[0]) == ("fedveil", "audit")
+    assert run(words) == 0, command
+    return Config.load("audit", given[0])
 
 
 def assert_runs(command: str, folder: Path) -> None:

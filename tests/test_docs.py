@@ -13,14 +13,11 @@ from typing import Any
 
 import pytest
 
-from fedveil.cli import runs
 from fedveil.cli.config import Config
-from fedveil.cli.main import run
-from fedveil.cli.options import Given
 from fedveil.defenses.base import Defense
 from fedveil.fields import field_names, parse_value
 from fedveil.registry import defenses
-from pages import ROOT, blocks
+from pages import ROOT, blocks, checked_audit
 from waiting import PATIENCE
 
 TEXT = (ROOT / "docs" / "defenses.md").read_text(encoding="utf-8")
@@ -57,16 +54,6 @@ def plain(made: Defense) -> dict[str, Any]:
     return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
-def read(command: str, monkeypatch: pytest.MonkeyPatch) -> Config:
-    """The checked configuration of an audit's command line; nothing is run."""
-    given: list[Given] = []
-    monkeypatch.setattr(runs, "run_audit", given.append)
-    program, *words = shlex.split(command)
-    assert (program, words[0]) == ("fedveil", "audit")
-    assert run(words) == 0, command
-    return Config.load("audit", given[0])
-
-
 def test_every_defense_has_one_section_and_no_other_has() -> None:
     assert [f"`{name}`" for name in NAMES] == HEADINGS
 
@@ -97,7 +84,7 @@ def test_sections_tell_of_the_attacker_and_of_what_is_promised(name: str) -> Non
 
 @pytest.mark.parametrize("name", NAMES)
 def test_examples_are_valid_commands_for_their_defense(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = read(example(name), monkeypatch)
+    config = checked_audit(example(name), monkeypatch)
     assert f"--defense {name}" in example(name)
     assert [each.name for each in config.defense] == ([] if name == "none" else [name])
     config.chain.check_message(config.federation.message)  # the protocol is one that the defense can protect
@@ -113,7 +100,7 @@ def example(name: str) -> str:
 def test_the_opening_spells_one_chain_three_ways(monkeypatch: pytest.MonkeyPatch) -> None:
     (shell,), (toml,), (python,) = (blocks(OPENING, language) for language in ("sh", "toml", "python"))
     names = ["clip", "gaussian-noise"]
-    typed = read(shell.strip(), monkeypatch)
+    typed = checked_audit(shell.strip(), monkeypatch)
     assert [each.name for each in typed.defense] == names
     assert [each.name for each in Config.checked(tomllib.loads(toml)).defense] == names
     scope: dict[str, Any] = {}

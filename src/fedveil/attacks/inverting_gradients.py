@@ -7,14 +7,13 @@ from dataclasses import replace
 from fedveil.attacks.match import MatchName
 from fedveil.attacks.matching import GradientMatching
 from fedveil.attacks.optimizers import Adam
-from fedveil.attacks.polish import by_noise, polishing
+from fedveil.attacks.polish import LIKELIEST_STEPS, by_noise, polishing
 from fedveil.attacks.priors import TotalVariation
 from fedveil.attacks.recipe import LabelsFrom, Phase, Recipe
 from fedveil.fields import Count, NonNegative, Positive, RepeatsOrZero, declared
 from fedveil.registry import attacks
 
 SMOOTHER = (3e-2, 1e-2, 3e-3)  # weights of the prior that are tried where a defense adds noise
-LIKELIEST_STEPS = 10  # of L-BFGS to the likeliest picture: more change little
 
 
 @attacks.register("inverting-gradients")

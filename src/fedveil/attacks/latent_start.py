@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from fedveil.attacks.generator_attack import GeneratorAttack
 from fedveil.attacks.optimizers import Adam
-from fedveil.attacks.polish import polishing
+from fedveil.attacks.polish import LIKELIEST_STEPS, by_noise, polishing
 from fedveil.attacks.priors import TotalVariation
 from fedveil.attacks.recipe import LabelsFrom, Phase, Recipe
 from fedveil.fields import Count, NonNegative, Positive, RepeatsOrZero, declared
@@ -49,7 +49,14 @@ class LatentStart(GeneratorAttack):
         return Recipe(priors=priors, tries=(tuple(phases),) * self.restarts, labels=self.labels)
 
     def under_noise(self) -> tuple[Recipe, ...]:
-        """The generator's pictures, and where it cannot draw the right one, pixels from there with a strong prior."""
+        """The generator's pictures, and where it cannot draw the right one, pixels from there with a strong prior.
+
+        Of these, where the noise is known, the likeliest; else what matches with total variation.
+        """
         smooth = (self.in_latents(), Phase(self.pixel_steps, Adam(lr=PIXEL_RATE, signed=False)))
         refined = replace(self.recipe(), priors=(TotalVariation(SMOOTHER),), tries=(smooth,))
-        return (*super().under_noise(), refined)
+        found = [*super().under_noise(), refined]
+        if self.polish:
+            likeliest = (self.in_latents(), by_noise(LIKELIEST_STEPS))
+            found.insert(-1, replace(refined, tries=(likeliest,), by_noise=True))
+        return tuple(found)

@@ -26,6 +26,9 @@ def polishing(steps: int, *, reweighs: bool = False) -> Phase:
 SMOOTH, WITHIN = 0.7, 30.0
 
 
+LIKELIEST_STEPS = 10  # of L-BFGS to the likeliest picture: more change little
+
+
 def by_noise(steps: int) -> Phase:
     """So many steps of L-BFGS to the likeliest picture, given noise of a known law and that pictures are smooth.
 
