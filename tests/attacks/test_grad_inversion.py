@@ -60,21 +60,36 @@ def test_the_pull_brings_searches_together_and_nothing_else_moves_them():
     assert spread(drawn["inputs"], 4) < 0.4 * spread(start["inputs"], 4)
 
 
-def test_searches_go_alone_first_and_the_pull_fades():
-    moves, last = [], None
+def test_searches_go_alone_first():
+    seen = []
 
     def evaluate(at):
-        nonlocal last
-        if last is not None:
-            moves.append((at["inputs"] - last).abs().max().item())
-        last = at["inputs"].clone()
+        seen.append(at["inputs"].clone())
         return valley(at)
 
     start = {"inputs": Streams.seeded(3, range(4)).normal(2, 1, 6, 6)}
     Together(seeds=2, pull=1.0, noise=0.0, alone=0.5, warmup=0).minimize(start, 40, flat_descent(2, evaluate))
-    assert max(moves[:20]) == 0
-    assert moves[20] > 0.02
-    assert moves[-1] < moves[20] / 10
+    assert torch.equal(seen[20], seen[0])
+    assert not torch.equal(seen[21], seen[0])
+
+
+def test_the_pull_fades_so_that_a_search_ends_where_its_own_slope_leads():
+    """Two searches with an aim each: a steady pull of the slopes' own strength would hold them halfway."""
+    aims = torch.tensor([-1.0, 1.0]).reshape(2, 1, 1, 1, 1).expand(2, 1, 1, 4, 4)
+
+    def evaluate(at):
+        away = at["inputs"] - aims
+        return {"inputs": 2 * away / 16}, away.flatten(1).square().mean(1)
+
+    labels = torch.zeros(1, 1).long()
+    descent = replace(flat_descent(1, evaluate), labels=labels)
+    far = []
+    for alone in (0.0, 1.0):
+        together = Together(seeds=2, lr=0.1, pull=1.0, alone=alone, noise=0.0, warmup=0)
+        found = together.minimize({"inputs": torch.zeros(2, 1, 1, 4, 4)}, 200, descent)["inputs"]
+        far.append((found - aims).abs().max().item())
+    assert far[1] < 0.02
+    assert far[0] < 0.2
 
 
 def test_in_an_attack_the_searches_stay_nearer_to_each_other(monkeypatch):
