@@ -13,6 +13,7 @@ from torch.func import grad, vmap
 from fedveil.attacks import matcher
 from fedveil.attacks.candidate import Found, Pixels
 from fedveil.attacks.cinet import SMOOTHER, CINet
+from fedveil.attacks.inverting_gradients import InvertingGradients
 from fedveil.attacks.optimizers import LBFGS, Adam, Descent
 from fedveil.attacks.polish import polishing
 from fedveil.attacks.priors import TotalVariation
@@ -248,6 +249,21 @@ def test_a_polish_of_the_pixels_makes_it_exact():
     rough = decibels(run(CINet(steps=40, polish=0), problem, "stacked"), inputs, std)
     exact = decibels(run(CINet(steps=40, polish=15), problem, "stacked"), inputs, std)
     assert exact.mean() > rough.mean() + 10, (rough, exact)
+
+
+def test_drawing_counts_in_the_estimate():
+    _, scene = defended(GradientDropout(keep=0.6), victims=4)
+    plain, ours = (attack.estimate(scene) for attack in (InvertingGradients(steps=5, restarts=1, polish=0), SHORT))
+    assert ours.steps == plain.steps
+    convolutions = 2 * 9 * (32 + 32) * 32 * (4 * 4 + 8 * 8)
+    assert Plan.of(1, (1, 8, 8)).operations == convolutions
+    assert ours.seconds == pytest.approx(plain.seconds + ours.steps * 4 * 3 * convolutions / 2e10)
+
+
+def test_a_wider_picture_has_narrower_fine_grids():
+    plan = Plan.of(1, (3, 256, 256))
+    assert plan.grids == tuple((side, side) for side in (4, 8, 16, 32, 64, 128, 256))
+    assert plan.channels == (64, 64, 64, 64, 32, 16, 16)
 
 
 # ---- the attacker who knows the defense ---------------------------------------------------------------------------
