@@ -262,8 +262,7 @@ class Matcher:
         """The problem with the trust in each entry that the inputs found so far give it."""
         if problem.reweight is None:
             return problem
-        made = self._updates(problem, inputs, variables)
-        return replace(problem, weight=problem.reweight(problem.target, made))
+        return problem.reweighed(self._updates(problem, inputs, variables))
 
     def _updates(self, problem: Problem, inputs: Tensor, variables: Variables) -> Tree:
         """What clients with the inputs found so far would have shared, as gradients."""
