@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.func import grad, vmap
+from torch.func import grad, grad_and_value, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedveil.attacks.candidate import Found, Learned, Variables
@@ -187,8 +187,8 @@ class Matcher:
 
     def _evaluate(
         self, variables: Variables, fixed: tuple[Any, ...], of: Objective, backend: Backend | None = None
-    ) -> tuple[Tensors, Tensor]:
-        """The gradient of every victim's objective in its variables, and the costs without priors."""
+    ) -> tuple[Tensors, Tensor, Tensor]:
+        """The gradient of every victim's objective in its variables, the costs without priors, and with them."""
         backend = backend or self.backend
         if backend == "loop":
             return self._looped(variables, fixed, of)
@@ -196,16 +196,17 @@ class Matcher:
         if (compiled, of) not in self._functions:
             shared = None if self._one_model else 0
             objective = self._objective(of, self._update)
-            stacked = vmap(grad(objective, has_aux=True), in_dims=(0, shared, 0, 0, 0, 0, None, None))
+            stacked = vmap(grad_and_value(objective, has_aux=True), in_dims=(0, shared, 0, 0, 0, 0, None, None))
             at = (variables, *fixed)
             made = compile_stacked(stacked, at, self._engine.model) if compiled else stacked
             self._functions[compiled, of] = made
-        return self._functions[compiled, of](variables, *fixed)  # type: ignore[no-any-return]
+        gradients, (total, matched) = self._functions[compiled, of](variables, *fixed)
+        return gradients, matched, total
 
-    def _looped(self, variables: Variables, fixed: tuple[Any, ...], of: Objective) -> tuple[Tensors, Tensor]:
+    def _looped(self, variables: Variables, fixed: tuple[Any, ...], of: Objective) -> tuple[Tensors, Tensor, Tensor]:
         params, buffers, aim, weight, labels, learned, box = fixed
         objective = self._objective(of, self._plain_update)
-        gradients, costs = [], []
+        gradients, costs, totals = [], [], []
         for v in range(len(labels)):
             live = {name: tensor[v].detach().requires_grad_() for name, tensor in variables.items()}
             own = params if self._one_model else {n: t[v] for n, t in params.items()}
@@ -214,7 +215,8 @@ class Matcher:
             found = torch.autograd.grad(total, list(live.values()))
             gradients.append(dict(zip(live, found, strict=True)))
             costs.append(matched.detach())
-        return dict(Tree.stack(gradients)), torch.stack(costs)
+            totals.append(total.detach())
+        return dict(Tree.stack(gradients)), torch.stack(costs), torch.stack(totals)
 
     # ---- running ----------------------------------------------------------------------------------------
 
@@ -304,8 +306,12 @@ class Matcher:
         of = self.recipe.objective(phase)
         fixed = self._fixed(problem, of)
 
+        total = torch.empty(0)
+
         def evaluate(at: Variables) -> tuple[Tensors, Tensor]:
-            return self._evaluate(at, fixed, of)
+            nonlocal total
+            gradients, matched, total = self._evaluate(at, fixed, of)
+            return gradients, matched
 
         def after(at: Variables) -> None:
             if notes.wanted:
@@ -315,7 +321,7 @@ class Matcher:
         def project(at: Variables) -> None:
             of.candidate.project(at, problem)
 
-        descent = Descent(evaluate, project, notes.before, after)
+        descent = Descent(evaluate, project, notes.before, after, total=lambda: total)
         before = {name: tensor.clone() for name, tensor in start.items()} if phase.accepts is not None else {}
         variables = phase.optimizer.minimize(start, phase.steps, descent)
         cost = evaluate(variables)[1]

@@ -9,6 +9,7 @@ from fedveil.attacks.recipe import Phase
 # Under noise a close fit is a fit to the noise. An update of many more entries than inputs can be matched this closely,
 # as a share of its squares, only if hardly anything was added to it; else what the phase before found is kept.
 EXPLAINED = 0.01
+PATIENCE = 2  # steps of 20 inner ones without a lower cost after which a victim's polish is over
 OUTSIDE = 0.1  # weight of the valid range, in which L-BFGS cannot be held by clamping
 
 
@@ -17,5 +18,11 @@ def polishing(steps: int, *, reweighs: bool = False) -> Phase:
 
     reweighs: first trust every entry anew. The fit to trusted entries says nothing of noise, so it is always kept.
     """
-    accepts = None if reweighs else EXPLAINED
-    return Phase(steps, LBFGS(), match="relative-l2", priors=(Outside(OUTSIDE),), accepts=accepts, reweighs=reweighs)
+    return Phase(
+        steps,
+        LBFGS(patience=PATIENCE),
+        match="relative-l2",
+        priors=(Outside(OUTSIDE),),
+        accepts=None if reweighs else EXPLAINED,
+        reweighs=reweighs,
+    )
