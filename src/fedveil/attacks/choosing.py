@@ -17,6 +17,7 @@ from fedveil.attacks.finding import Reconstruction
 from fedveil.attacks.link import LinkTest
 from fedveil.attacks.replay import Replay
 from fedveil.attacks.scene import Candidates, Scene, Workbench
+from fedveil.defenses.base import mean_tree
 from fedveil.defenses.likelihood import Reading, reading, step_gradient
 from fedveil.tree import Tree
 
@@ -46,7 +47,8 @@ def plausible(scene: Scene, found: Reconstruction) -> Tensor:
     """Whether each victim's update is what the defense may have made of its reconstruction: shape (V,).
 
     The update is held beside some that the defense, with other random numbers, makes of the reconstruction: it must be
-    about as likely as they are.
+    about as likely as they are. Of several messages it is their mean, beside means of as many: in the sum of their log
+    densities what the reconstruction misses would drown in how far the messages lie apart.
     """
     how = reading(scene.chain, scene.updates)
     finite = torch.isfinite(found.inputs).flatten(1).all(1).cpu()
@@ -60,8 +62,9 @@ def plausible(scene: Scene, found: Reconstruction) -> Tensor:
         return torch.zeros_like(finite)
     others = []
     for draw in range(DRAWS):
-        again = how.judge.resent(made, facts, scene.streams.fold("draw", draw))
-        density = how.judge.log_density(again, made, facts)
+        fresh = [scene.streams.fold("draw", draw, *(("view", view) if view else ())) for view in range(len(scene.seen))]
+        again = [how.judge.resent(made, facts, streams) for streams in fresh]
+        density = how.judge.log_density(again[0] if len(again) == 1 else mean_tree(again), made, facts)
         assert density is not None
         others.append(density)
     drawn = torch.stack(others)

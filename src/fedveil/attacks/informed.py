@@ -24,7 +24,7 @@ from fedveil.attacks.problem import Problem
 from fedveil.attacks.recipe import Phase, Recipe
 from fedveil.attacks.scene import Scene
 from fedveil.attacks.undoing import undone
-from fedveil.defenses.base import Knowledge, trusting
+from fedveil.defenses.base import Knowledge
 
 REWEIGHED = 4  # times that trust is estimated anew
 _TINY = 1e-30  # a variance
@@ -63,8 +63,9 @@ def tries_of(
     if not scene.chain.defenses:
         return Tries((Try(problem, recipe),))
     known = scene.knowledge()
-    plain = trusting(scene.updates.gradient)
-    naive = replace(problem, target=plain.target, weight=plain.weight, reweight=None, before=())
+    plain = scene.as_it_is()
+    given = replace(problem, target=plain.target, weight=plain.weight)
+    naive = replace(given, reweight=None, views=(), rejoin=None, before=())
     alike = [Try(naive, recipe)]
     informed = _adapted(recipe, known)
     if known.reach:

@@ -13,6 +13,7 @@ from fedveil.attacks.recipe import LabelsFrom, Phase, Recipe
 from fedveil.fields import Count, NonNegative, Positive, RepeatsOrZero, declared
 from fedveil.registry import attacks
 
+PATIENCE = 25  # steps of Adam without a lower cost after which a victim waits for the next rate
 SMOOTHER = (3e-2, 1e-2, 3e-3)  # weights of the prior that are tried where a defense adds noise
 
 
@@ -41,6 +42,7 @@ class InvertingGradients(GradientMatching):
     polish: RepeatsOrZero = 20
     restarts: Count = 2  # tries; the one with the lowest final cost wins
     alternate: bool = True  # every second try turns `signed` round
+    settle: bool = True  # a victim whose cost has stopped falling rests until Adam's rate falls, or for good
     labels: LabelsFrom = "known"  # told, read off the update (idlg: of a batch of one), or optimized with the pixels
 
     def recipe(self) -> Recipe:
@@ -48,17 +50,20 @@ class InvertingGradients(GradientMatching):
         tries = []
         for attempt in range(self.restarts):
             signed = self.signed != (self.alternate and attempt % 2 == 1)
-            descent = Phase(self.steps, Adam(lr=self.lr, signed=signed, decay=self.decay))
+            descent = Phase(self.steps, self._adam(signed))
             tries.append((descent, polishing(self.polish)) if self.polish else (descent,))
         priors = (TotalVariation(self.total_variation),) if self.total_variation else ()
         return Recipe(match=self.cost, priors=priors, tries=tuple(tries), labels=self.labels)
+
+    def _adam(self, signed: bool) -> Adam:
+        return Adam(lr=self.lr, signed=signed, decay=self.decay, patience=PATIENCE if self.settle else None)
 
     def under_noise(self) -> tuple[Recipe, ...]:
         """A single try each with more total variation, and steps of the gradient itself: signs follow the noise.
 
         Before them, where the attack is polished, the likeliest picture: from where a quarter of the steps lead to.
         """
-        plain, descent = self.recipe(), Phase(self.steps, Adam(lr=self.lr, signed=False, decay=self.decay))
+        plain, descent = self.recipe(), Phase(self.steps, self._adam(signed=False))
         strengths = [weight for weight in SMOOTHER if weight > self.total_variation]
         found = [replace(plain, priors=(TotalVariation(weight),), tries=((descent,),)) for weight in strengths]
         if self.polish and found:
@@ -69,14 +74,14 @@ class InvertingGradients(GradientMatching):
     @classmethod
     def fedem(cls) -> InvertingGradients:
         """As FedEM runs it: 1600 steps at a fixed rate."""
-        return cls(steps=1600, decay=False, restarts=1, polish=0)
+        return cls(steps=1600, decay=False, restarts=1, polish=0, settle=False)
 
     @classmethod
     def fedbarre(cls) -> InvertingGradients:
         """As FedBARRE runs it: 2500 steps at a fixed rate."""
-        return cls(steps=2500, decay=False, restarts=1, polish=0)
+        return cls(steps=2500, decay=False, restarts=1, polish=0, settle=False)
 
     @classmethod
     def gradient_dropout(cls) -> InvertingGradients:
         """As Gradient Dropout runs it: 4000 steps."""
-        return cls(steps=4000, restarts=1, polish=0)
+        return cls(steps=4000, restarts=1, polish=0, settle=False)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fedveil.attacks.replay import shared_updates
 from fedveil.attacks.scene import Public
+from fedveil.defenses.base import mean_tree
 from fedveil.defenses.chain import Chain
 from fedveil.defenses.updates import Updates
 from fedveil.progress import Report
@@ -27,7 +28,16 @@ class Lab:
     streams: Streams  # one stream
     chain: Chain = field(default_factory=Chain)  # what the attacker knows of the defense: maybe nothing
     report: Report | None = None  # is told (steps done, in all) while an attack learns
+    views: int = 1  # messages about each batch that the attacker will see
 
     def messages(self, inputs: Inputs, labels: Tensor, streams: Streams) -> Tree:
-        """What K clients with these batches, (K, B, ...) and (K, B), would send under the defense."""
-        return shared_updates(self.public, self.model, self.chain, inputs, labels, streams)
+        """What K clients with these batches, (K, B, ...) and (K, B), would send under the defense.
+
+        Of several messages about each batch, the mean.
+        """
+        made = shared_updates(self.public, self.model, self.chain, inputs, labels, streams)
+        if self.views == 1:
+            return made
+        each = (streams.fold("view", view) for view in range(1, self.views))
+        others = [shared_updates(self.public, self.model, self.chain, inputs, labels, fresh) for fresh in each]
+        return mean_tree([made, *others])

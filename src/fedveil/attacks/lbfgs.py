@@ -12,6 +12,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from fedveil.attacks.rest import Rest
+
 Evaluate = Callable[[Tensor], tuple[Tensor, Tensor]]  # (V, n) -> costs (V,), gradients (V, n)
 
 
@@ -42,8 +44,11 @@ class StackedLBFGS:
         self._previous: Tensor  # gradients before the last move
         self._finite: Tensor  # the last point of each row with a finite cost and gradient
 
-    def step(self, point: Tensor, evaluate: Evaluate) -> tuple[Tensor, Tensor]:
-        """The new points and the costs at the start of the step."""
+    def step(self, point: Tensor, evaluate: Evaluate, rest: Rest | None = None) -> tuple[Tensor, Tensor]:
+        """The new points and the costs at the start of the step.
+
+        rest: is shown these costs; rows that rest by it stay where they are.
+        """
         cost, gradient = evaluate(point)
         if self._memory is None:
             self._memory = _Memory(self.history, point)
@@ -54,6 +59,8 @@ class StackedLBFGS:
         finite = _finite(cost, gradient)
         point = self.settle(point, finite)
         active = finite & (gradient.abs().amax(1) > self.tolerance_grad)
+        if rest is not None:
+            active = active & ~rest.see(first_cost)
         for iteration in range(1, self.max_iter + 1):
             if not bool(active.any()):
                 break

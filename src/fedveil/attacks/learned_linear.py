@@ -56,6 +56,8 @@ class LearnedLinear(Attack):
     their pictures apart. It does not get exact, however exact the update is. Pictures with the same label in a batch
     are told apart by their order along the main direction of their class alone, and come out blurred together.
 
+    Of several messages about one batch the mean is learned from, and attacked.
+
     A FedAvg update is learned from whole local rounds, whose examples are taken in the order of the labels.
     """
 
@@ -219,23 +221,31 @@ class Play:
     streams: Streams  # one for each client
 
     def sent(self) -> Tensor:
-        """What they would send under the known defense, as features: (n, d)."""
+        """What they would send under the known defense, as features: (n, d).
+
+        Where the victim's messages are several, the mean of as many.
+        """
         how = reading(self.scene.chain, self.scene.updates)
         hidden = [each for each in self.scene.chain.defenses if owns_step(each) and "validation" in each.needs]
         replayed = Chain(tuple(each for each in self.scene.chain.defenses if each not in hidden))
-        return self._features(replace(how, rule="cosine", replayed=replayed, judge=None, of_step=False))
+        how = replace(how, rule="cosine", replayed=replayed, judge=None, of_step=False)
+        views = len(self.scene.seen) if any(each.random for each in replayed.defenses) else 1
+        total = self._features(how)
+        for view in range(1, views):
+            total += self._features(how, "view", view)
+        return total / views if views > 1 else total
 
     def expected(self) -> Tensor | None:
         """The same before the last thing that is random; None if nothing random is done to an update."""
         how = reading(self.scene.chain, self.scene.updates)
         return self._features(how) if how.rule in ("density", "informed") else None
 
-    def _features(self, how: Reading) -> Tensor:
+    def _features(self, how: Reading, *path: str | int) -> Tensor:
         like = self.scene.updates
         inputs = self.inputs.to(self.scene.like)
         labels = self.labels.expand(len(inputs), -1).to(inputs.device)
         replay = Replay(self.scene.public, like, (inputs[0], labels[0]), self.scene.bench.backend)
-        streams, step = self.streams.fold("client"), replay.at_once(how.replayed)
+        streams, step = self.streams.fold("client", *path), replay.at_once(how.replayed)
         found = torch.empty(len(inputs), self.sketch.size)
         for number, first in enumerate(how.histories):  # which one it was is not known: an equal share of each
             rows = torch.arange(number, len(inputs), len(how.histories))

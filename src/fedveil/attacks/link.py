@@ -15,7 +15,7 @@ from fedveil.attacks.finding import Links, Question
 from fedveil.attacks.replay import Replay
 from fedveil.attacks.scene import Scene
 from fedveil.clients.choose import gradient_seconds
-from fedveil.defenses.base import step_weight, trusting
+from fedveil.defenses.base import step_weight
 from fedveil.defenses.likelihood import Reading, closeness, informed_reading, reading, similarity, step_gradient
 from fedveil.defenses.updates import as_gradient
 from fedveil.errors import FedveilError
@@ -33,8 +33,8 @@ class LinkTest(Attack):
     """Pick the one of several candidates that explains an update best, by the likelihood of its defense.
 
     Each candidate's update is computed as its client would have, and compared with the one that was sent: under a
-    known defense by the log density of what it sends (`Defense.log_density`), else by their cosine. Nothing is
-    optimized and nothing tuned.
+    known defense by the log density of what it sends (`Defense.log_density`), else by their cosine. Of several messages
+    about one batch the log densities add up, and the cosine is to their mean. Nothing is optimized and nothing tuned.
     """
 
     question: ClassVar[Question] = "link"
@@ -110,10 +110,17 @@ def _comparison(scene: Scene, how: Reading) -> Callable[[Tree], Tensor | None]:
     updates, facts = scene.updates, scene.updates.facts
     if how.judge is not None:
         judge = how.judge
-        observed = (step_gradient(updates) if how.of_step else updates.message).row(0)
+        observed = [(step_gradient(view) if how.of_step else view.message).row(0) for view in scene.seen]
         if how.of_step:
             facts = replace(facts, kind="gradient")
-        return lambda made: judge.log_density(Tree.expand(observed, made.count), made, facts)
+
+        def log_likelihood(made: Tree) -> Tensor | None:
+            """Of all messages about the batch: their random numbers are independent."""
+            found = [judge.log_density(Tree.expand(each, made.count), made, facts) for each in observed]
+            known = [each for each in found if each is not None]
+            return sum(known[1:], known[0]) if len(known) == len(found) else None
+
+        return log_likelihood
 
     def gradients(made: Tree) -> Tree:
         before = Tree.expand(updates.before.row(0), made.count)
@@ -122,7 +129,7 @@ def _comparison(scene: Scene, how: Reading) -> Callable[[Tree], Tensor | None]:
     target = updates.gradient
     if how.rule == "distance":
         return lambda made: closeness(_expanded(target, made), gradients(made))
-    known = scene.knowledge() if how.rule == "informed" else trusting(target)
+    known = scene.knowledge() if how.rule == "informed" else scene.as_it_is()
 
     def cosine(made: Tree) -> Tensor:
         own = replace(known, target=_expanded(known.target, made), weight=_expanded(known.weight, made))

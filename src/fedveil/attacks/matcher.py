@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.func import grad, vmap
+from torch.func import grad, grad_and_value, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedveil.attacks.batch_norm import BatchNormStatistics
@@ -193,8 +193,8 @@ class Matcher:
 
     def _evaluate(
         self, variables: Variables, fixed: tuple[Any, ...], of: Objective, backend: Backend | None = None
-    ) -> tuple[Tensors, Tensor]:
-        """The gradient of every victim's objective in its variables, and the costs without priors."""
+    ) -> tuple[Tensors, Tensor, Tensor]:
+        """The gradient of every victim's objective in its variables, the costs without priors, and with them."""
         backend = backend or self.backend
         if backend == "loop":
             return self._looped(variables, fixed, of)
@@ -202,16 +202,17 @@ class Matcher:
         if (compiled, of) not in self._functions:
             shared = None if self._one_model else 0
             objective = self._objective(of, self._update)
-            stacked = vmap(grad(objective, has_aux=True), in_dims=(0, shared, 0, 0, 0, 0, None, None))
+            stacked = vmap(grad_and_value(objective, has_aux=True), in_dims=(0, shared, 0, 0, 0, 0, None, None))
             at = (variables, *fixed)
             made = compile_stacked(stacked, at, self._engine.model) if compiled else stacked
             self._functions[compiled, of] = made
-        return self._functions[compiled, of](variables, *fixed)  # type: ignore[no-any-return]
+        gradients, (total, matched) = self._functions[compiled, of](variables, *fixed)
+        return gradients, matched, total
 
-    def _looped(self, variables: Variables, fixed: tuple[Any, ...], of: Objective) -> tuple[Tensors, Tensor]:
+    def _looped(self, variables: Variables, fixed: tuple[Any, ...], of: Objective) -> tuple[Tensors, Tensor, Tensor]:
         params, buffers, aim, weight, labels, learned, box = fixed
         objective = self._objective(of, self._plain_update)
-        gradients, costs = [], []
+        gradients, costs, totals = [], [], []
         for v in range(len(labels)):
             live = {name: tensor[v].detach().requires_grad_() for name, tensor in variables.items()}
             own = params if self._one_model else {n: t[v] for n, t in params.items()}
@@ -220,7 +221,8 @@ class Matcher:
             found = torch.autograd.grad(total, list(live.values()))
             gradients.append(dict(zip(live, found, strict=True)))
             costs.append(matched.detach())
-        return dict(Tree.stack(gradients)), torch.stack(costs)
+            totals.append(total.detach())
+        return dict(Tree.stack(gradients)), torch.stack(costs), torch.stack(totals)
 
     # ---- running ----------------------------------------------------------------------------------------
 
@@ -275,8 +277,7 @@ class Matcher:
         """The problem with the trust in each entry that the inputs found so far give it."""
         if problem.reweight is None:
             return problem
-        made = self._updates(problem, inputs, variables)
-        return replace(problem, weight=problem.reweight(problem.target, made))
+        return problem.reweighed(self._updates(problem, inputs, variables))
 
     def _updates(self, problem: Problem, inputs: Tensor, variables: Variables) -> Tree:
         """What clients with the inputs found so far would have shared, as gradients."""
@@ -319,8 +320,12 @@ class Matcher:
         of = self.recipe.objective(phase)
         fixed = self._fixed(problem, of)
 
+        total = torch.empty(0)
+
         def evaluate(at: Variables) -> tuple[Tensors, Tensor]:
-            return self._evaluate(at, fixed, of)
+            nonlocal total
+            gradients, matched, total = self._evaluate(at, fixed, of)
+            return gradients, matched
 
         leaders = torch.arange(problem.count, device=problem.like.device)  # rows: of several searches, the best so far
 
@@ -339,7 +344,7 @@ class Matcher:
         def project(at: Variables) -> None:
             of.candidate.project(at, problem)
 
-        descent = Descent(evaluate, project, before_step, after, streams, problem.labels)
+        descent = Descent(evaluate, project, before_step, after, lambda: total, streams, problem.labels)
         before = {name: tensor.clone() for name, tensor in start.items()} if phase.accepts is not None else {}
         variables = phase.optimizer.minimize(start, phase.steps, descent)
         cost = evaluate(variables)[1]

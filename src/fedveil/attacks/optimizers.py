@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedveil.attacks.candidate import Variables
 from fedveil.attacks.lbfgs import StackedLBFGS
+from fedveil.attacks.rest import Rest
 from fedveil.streams import Streams
 from fedveil.tree import Tree, at_least_single, per_client
 
@@ -25,6 +26,7 @@ class Descent:
     project: Callable[[Variables], None]  # in place
     before: Callable[[Tensor], None]  # is told the costs that a step starts from
     after: Callable[[Variables], None]  # is told what a step ends with
+    total: Callable[[], Tensor]  # every victim's objective, priors and all, as it was last evaluated
     streams: Streams | None = None  # one for each victim, for an optimizer that draws numbers
     labels: Tensor | None = None  # (V, B), for an optimizer that compares pictures; None where they are optimized
 
@@ -50,16 +52,32 @@ class Adam:
     lr: float = 0.1
     signed: bool = True  # Adam sees the sign of the gradient only
     decay: bool = True  # the rate falls to a tenth at 3/8, 5/8 and 7/8 of the steps
+    patience: int | None = None  # a victim whose cost does not fall for so long rests until the rate falls; none: never
 
     def minimize(self, start: Variables, steps: int, descent: Descent) -> Variables:
-        """Project after every step. A victim whose gradient is no longer finite rests where it is."""
+        """Project after every step. A victim whose gradient is no longer finite rests where it is.
+
+        What becomes of a victim does not depend on when others rest: steps that nobody makes are counted all the same.
+        """
         variables = dict(start)
         optimizer = torch.optim.Adam(list(variables.values()), lr=self.lr)
         marks = [steps * part // 8 for part in (3, 5, 7)] if self.decay else []
         schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, marks, gamma=0.1)
-        for _ in range(steps):
+        rest, cost = Rest(self.patience), torch.empty(0)
+        for step in range(steps):
+            if step in marks:
+                rest.wake()
+            if rest.all:
+                descent.before(cost)
+                for state in optimizer.state.values():
+                    state["step"] += 1
+                schedule.step()
+                descent.after(variables)
+                continue
             gradients, cost = descent.evaluate(variables)
             descent.before(cost)
+            resting = rest.see(descent.total())
+            kept = _rows(optimizer, variables, resting) if resting.any() else []
             broken = ~Tree(gradients).isfinite()
             before = {name: variable[broken] for name, variable in variables.items()} if broken.any() else {}
             for name, variable in variables.items():
@@ -70,8 +88,16 @@ class Adam:
             for name, old in before.items():
                 variables[name][broken] = old
             descent.project(variables)
+            for tensor, rows in kept:
+                tensor[resting] = rows
             descent.after(variables)
         return variables
+
+
+def _rows(optimizer: torch.optim.Adam, variables: Variables, which: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Some victims' variables and what Adam remembers of them: each tensor with a copy of these rows."""
+    remembered = [state[name] for state in optimizer.state.values() for name in ("exp_avg", "exp_avg_sq")]
+    return [(tensor, tensor[which].clone()) for tensor in (*variables.values(), *remembered)]
 
 
 @dataclass(frozen=True)
@@ -81,6 +107,7 @@ class LBFGS:
     evaluations: ClassVar[int] = 20
     lr: float = 1.0
     scale: float = 1.0  # of costs on the way: L-BFGS takes curvatures and changes below 1e-10 and 1e-9 for none
+    patience: int | None = None  # a victim whose cost does not fall for so many steps rests; none: never
 
     def minimize(self, start: Variables, steps: int, descent: Descent) -> Variables:
         """A victim whose cost stops being finite goes back to its last finite point."""
@@ -97,10 +124,12 @@ class LBFGS:
             return self.scale * at_least_single(cost), self.scale * slopes
 
         point = at_least_single(tree.flat())  # half precision has no linear algebra
+        rest, cost = Rest(self.patience), torch.empty(0)
         for _ in range(steps):
-            point, cost = optimizer.step(point, flat)
+            if not rest.all:
+                point, cost = optimizer.step(point, flat, rest)
+                variables = at(point)
             descent.before(cost / self.scale)
-            variables = at(point)
             descent.after(variables)
         point = optimizer.settle(point, torch.isfinite(descent.evaluate(variables)[1]))
         variables = at(point)

@@ -9,6 +9,7 @@ from fedveil.attacks.recipe import Phase
 # Under noise a close fit is a fit to the noise. An update of many more entries than inputs can be matched this closely,
 # as a share of its squares, only if hardly anything was added to it; else what the phase before found is kept.
 EXPLAINED = 0.01
+PATIENCE = 2  # steps of 20 inner ones without a lower cost after which a victim's polish is over
 OUTSIDE = 0.1  # weight of the valid range, in which L-BFGS cannot be held by clamping
 
 
@@ -17,15 +18,19 @@ def polishing(steps: int, *, reweighs: bool = False) -> Phase:
 
     reweighs: first trust every entry anew. The fit to trusted entries says nothing of noise, so it is always kept.
     """
-    accepts = None if reweighs else EXPLAINED
-    return Phase(steps, LBFGS(), match="relative-l2", priors=(Outside(OUTSIDE),), accepts=accepts, reweighs=reweighs)
+    return Phase(
+        steps,
+        LBFGS(patience=PATIENCE),
+        match="relative-l2",
+        priors=(Outside(OUTSIDE),),
+        accepts=None if reweighs else EXPLAINED,
+        reweighs=reweighs,
+    )
 
 
 # Beside half the squared distance in standard deviations of the noise, as a mean over inputs. On digits anything from
 # a third to one and a half times as much total variation is within 1 dB.
 SMOOTH, WITHIN = 0.7, 30.0
-
-
 LIKELIEST_STEPS = 10  # of L-BFGS to the likeliest picture: more change little
 
 
@@ -35,4 +40,4 @@ def by_noise(steps: int) -> Phase:
     With noise of a tenth of the update's squares, on single digits and LeNet, it gets 23 dB, where Adam on the cosine
     with the best weight of total variation gets 14.
     """
-    return Phase(steps, LBFGS(), match="l2", priors=(Outside(WITHIN), TotalVariation(SMOOTH)))
+    return Phase(steps, LBFGS(patience=PATIENCE), match="l2", priors=(Outside(WITHIN), TotalVariation(SMOOTH)))

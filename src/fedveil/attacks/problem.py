@@ -14,7 +14,7 @@ from fedveil.attacks.candidate import Learned
 from fedveil.attacks.priors import Box
 from fedveil.attacks.scene import LocalSteps, Scene
 from fedveil.clients.engine import Loss
-from fedveil.defenses.base import Reweight, StepsBefore
+from fedveil.defenses.base import Rejoin, Reweight, StepsBefore
 from fedveil.streams import Streams
 from fedveil.tree import Tree
 
@@ -41,6 +41,8 @@ class Problem:
     local: LocalSteps | None = None  # unroll these steps instead of matching one gradient
     learned: Learned = field(default_factory=dict)  # what the attack fitted, for candidates that need it
     reweight: Reweight | None = None  # see Knowledge
+    views: tuple[Tree, ...] = ()  # what each of several messages says, and
+    rejoin: Rejoin | None = None  # how they are put together anew: see Knowledge
     before: tuple[StepsBefore, ...] = ()  # steps that the victim may have made first: try each; keep the lowest cost
 
     @classmethod
@@ -63,6 +65,8 @@ class Problem:
             local=scene.local,
             learned=learned or {},
             reweight=known.reweight,
+            views=known.views,
+            rejoin=known.rejoin,
             before=known.before,
         )
 
@@ -75,6 +79,13 @@ class Problem:
     def like(self) -> Tensor:
         """A tensor of the type and on the device that the attack runs in: those of the update."""
         return next(iter(self.target.values()))
+
+    def reweighed(self, made: Tree) -> Problem:
+        """The problem with the trust in each entry that what a candidate would have sent gives it."""
+        if self.rejoin is not None:
+            target, weight = self.rejoin(self.views, made)
+            return replace(self, target=target, weight=weight)
+        return self if self.reweight is None else replace(self, weight=self.reweight(self.target, made))
 
     def output(self, victim: int, inputs: Tensor) -> Tensor:
         """What the model that one victim was sent makes of some inputs; its buffers stay as they are."""
@@ -90,6 +101,7 @@ class Problem:
             buffers=self.buffers.rows(index),
             target=self.target.rows(index),
             weight=self.weight.rows(index),
+            views=tuple(view.rows(index) for view in self.views),
             labels=None if self.labels is None else self.labels[index],
             streams=self.streams.rows(index),
         )

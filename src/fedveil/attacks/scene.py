@@ -9,7 +9,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from fedveil.clients.engine import Backend, Loss
-from fedveil.defenses.base import Knowledge, trusting
+from fedveil.defenses.base import Knowledge, mean_tree, trusting
 from fedveil.defenses.chain import Chain
 from fedveil.defenses.updates import Updates
 from fedveil.progress import Report
@@ -74,7 +74,11 @@ class Workbench:
 
 @dataclass(frozen=True, eq=False)
 class Scene:
-    """V updates of one model and one kind, as one attacker sees them. Every tensor's first axis is the victim."""
+    """V updates of one model and one kind, as one attacker sees them. Every tensor's first axis is the victim.
+
+    Of an attacker who saw several messages about each batch, `updates` holds their mean and `views` each of them: an
+    attack that looks at `updates` alone attacks the mean.
+    """
 
     public: Public
     updates: Updates
@@ -84,6 +88,12 @@ class Scene:
     local: LocalSteps | None = None  # unroll these steps instead of matching one gradient
     candidates: Candidates | None = None  # for attacks that link
     bench: Workbench = field(default_factory=Workbench)
+    views: tuple[Updates, ...] = ()  # every message about each batch, where there are several
+
+    @property
+    def seen(self) -> tuple[Updates, ...]:
+        """The messages about each batch, one or several."""
+        return self.views or (self.updates,)
 
     @property
     def count(self) -> int:
@@ -103,14 +113,21 @@ class Scene:
     def knowledge(self) -> Knowledge:
         """What the attacker makes of the updates: an estimate of the true gradients, and the trust in each entry."""
         if not self.chain.defenses:
-            return trusting(self.updates.gradient)
+            return self.as_it_is()
+        if self.views:
+            return self.chain.knowledge_of([view.gradient for view in self.views], self.updates.facts)
         return self.chain.knowledge(self.updates.gradient, self.updates.facts)
+
+    def as_it_is(self) -> Knowledge:
+        """What one makes of them who knows no defense: every entry is trusted alike."""
+        return trusting(mean_tree([view.gradient for view in self.views]) if self.views else self.updates.gradient)
 
     def rows(self, index: slice | Sequence[int] | Tensor) -> Scene:
         """Some of the victims."""
         return replace(
             self,
             updates=self.updates.rows(index),
+            views=tuple(view.rows(index) for view in self.views),
             streams=self.streams.rows(index),
             labels=None if self.labels is None else self.labels[index],
             candidates=None if self.candidates is None else self.candidates.rows(index),

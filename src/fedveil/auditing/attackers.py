@@ -8,7 +8,7 @@ from dataclasses import replace
 from fedveil.attacks.base import Attack
 from fedveil.attacks.threat import ThreatModel
 from fedveil.auditing.auxiliary import Auxiliary
-from fedveil.auditing.roles import Role
+from fedveil.auditing.roles import ATTACKERS, Role
 
 _ADDED: dict[Role, ThreatModel] = {
     "ceiling": ThreatModel(has=("undefended updates",)),
@@ -33,6 +33,19 @@ def threats_of(attacks: Iterable[Attack], auxiliary: Auxiliary | None, among: in
     return {attack.name: detailed(attack.threat) for attack in attacks}
 
 
-def threat_of_row(attack: str, role: Role, threats: Mapping[str, ThreatModel]) -> ThreatModel:
-    """That of one attack in one role; of no attack, what its role has."""
-    return ThreatModel.union([_ADDED[role], threats.get(attack, ThreatModel())])
+def threat_of_row(attack: str, role: Role, threats: Mapping[str, ThreatModel], views: int = 1) -> ThreatModel:
+    """That of one attack in one role; of no attack, what its role has.
+
+    views: messages about each batch that those who attack defended updates saw.
+    """
+    saw = ThreatModel(may=(saw_words(views),)) if views > 1 and role in ATTACKERS else ThreatModel()
+    return ThreatModel.union([_ADDED[role], threats.get(attack, ThreatModel()), saw])
+
+
+def saw_words(views: int) -> str:
+    """How much an attacker saw who saw several messages.
+
+    >>> saw_words(16)
+    'saw 16 messages about each batch'
+    """
+    return f"saw {views} messages about each batch"

@@ -33,7 +33,7 @@ from fedveil.auditing.roles import Role
 from fedveil.auditing.scoring import REVISION, RoleScore, score_finding, score_given
 from fedveil.auditing.store import Entry, Wanted
 from fedveil.defenses.chain import Chain
-from fedveil.defenses.updates import Updates, with_gradient
+from fedveil.defenses.updates import Updates, mean_of, with_gradient
 from fedveil.errors import FedveilError
 from fedveil.leakage.truths import Truths
 from fedveil.progress import Report, part_of
@@ -55,11 +55,13 @@ class Shown:
     labels: Tensor | None = None  # (V, B)
     candidates: Candidates | None = None
     round: int = 1
+    views: tuple[Updates, ...] = ()  # further messages about the same batches
 
 
 def scene_of(case: Case, attack: Attack, shown: Shown) -> Scene:
     """What an attacker who knows no defense has of some updates."""
-    updates = shown.updates
+    views = (shown.updates, *shown.views) if shown.views else ()
+    updates = mean_of(views) if views else shown.updates
     unrolled = updates.kind != "gradient" and case.settings.local_steps == "unrolled"
     return Scene(
         public=case.public,
@@ -69,6 +71,7 @@ def scene_of(case: Case, attack: Attack, shown: Shown) -> Scene:
         local=local_steps(updates) if unrolled else None,
         candidates=shown.candidates if "candidates" in attack.needs else None,
         bench=case.bench,
+        views=views,
     )
 
 
@@ -84,7 +87,7 @@ def scenes_by_role(
     """
     found: dict[Role, Scene] = {}
     if undefended is not None:
-        found["ceiling"] = replace(scene, updates=undefended)
+        found["ceiling"] = replace(scene, updates=undefended, views=())  # others would be the same again
     if chain.defenses or undefended is None:
         if attackers in ("both", "naive"):
             found["naive"] = scene
@@ -92,7 +95,7 @@ def scenes_by_role(
             found["adaptive"] = replace(scene, chain=chain)
     bare = undefended if undefended is not None else scene.updates
     noise = noise_like(bare.gradient, scene.streams.fold("floor"))
-    found["noise-floor"] = replace(scene, updates=with_gradient(bare, noise))
+    found["noise-floor"] = replace(scene, updates=with_gradient(bare, noise), views=())
     return found
 
 
@@ -146,6 +149,7 @@ def fit_key(case: Case, attack: Attack, lab: Lab, auxiliary: Auxiliary | None) -
         auxiliary=None if auxiliary is None else auxiliary.content,
         seed=case.seed,
         backend=case.bench.backend,
+        **({"views": lab.views} if lab.views > 1 else {}),
     )
 
 
@@ -160,7 +164,9 @@ def lab_of(case: Case, attack: Attack, scene: Scene, auxiliary: Auxiliary | None
     )
     streams = Streams.seeded(case.seed, [0], "lab")
     chain = scene.chain if "defense" in attack.learns_about else Chain()
-    return Lab(scene.public, model, None if auxiliary is None else auxiliary.examples, streams, chain)
+    views = len(scene.seen) if chain.defenses else 1  # without a defense all are the same
+    examples = None if auxiliary is None else auxiliary.examples
+    return Lab(scene.public, model, examples, streams, chain, views=views)
 
 
 class _FittedForm:

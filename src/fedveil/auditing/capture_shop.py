@@ -107,6 +107,8 @@ def _settings(given: AuditSettings, captures: Sequence[Capture], known: Attackab
     """The settings with what the captures say of themselves."""
     first, chain = captures[0], known.chain
     check_settings(given, chain)
+    if given.views > 1:
+        raise FedveilError(f"captures hold one message about each batch: views = {given.views} is for an audit")
     return replace(
         given,
         victims=len(captures),

@@ -98,8 +98,9 @@ def _attack(shop: Workshop, attack: Attack, rounds: Attackable) -> list[RoleScor
     parts: list[dict[Role, RoleScore]] = []
     learned: dict[str, Fitted] = {}
     for place, (observed, true) in enumerate(rounds):
+        shown = Shown(observed.defended, observed.labels, true.candidates, observed.round, observed.views)
         scenes = scenes_by_role(
-            scene_of(shop.case, attack, Shown(observed.defended, observed.labels, true.candidates, observed.round)),
+            scene_of(shop.case, attack, shown),
             shop.experiment.chain_at(observed.round),
             observed.undefended,
             shop.experiment.audit.attackers,

@@ -146,6 +146,7 @@ def of_scene(scene: Scene) -> dict[str, Any]:
         "local": repr(scene.local),
         "backend": [scene.bench.backend, compiler_found()],  # what "auto" comes to is predicted from what is in here
         "chunk": scene.bench.chunk,
+        **({"views": [of_trees({"message": view.message}) for view in scene.views]} if scene.views else {}),
     }
 
 

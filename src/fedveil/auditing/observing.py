@@ -32,6 +32,7 @@ class Observed:
     inputs: Tensor  # (V, B, ...), in single precision, in which they are judged whatever the model's own type is
     labels: Tensor  # (V, B)
     seen: Tensor  # (V, B, ...): what the gradient was taken at
+    views: tuple[Updates, ...] = ()  # further messages about the same batches, with the defense
 
     @property
     def originals(self) -> Originals:
@@ -92,7 +93,16 @@ def observe(shop: Workshop, number: int, found: Trained | None) -> Observed:
         return Observed(number, made.defended, made.undefended, single(truth.inputs), truth.targets, single(truth.seen))
 
     about = f"{shop.case.name}, round {number}, {settings.victims} updates under {shop.chain}"
-    return shop.store.keep("observe", Wanted(key, about), _Form(), make)
+    first = shop.store.keep("observe", Wanted(key, about), _Form(), make)
+    if settings.views == 1 or not plan.chain_at(number).defenses:
+        return first
+
+    def again(folder: Path | None) -> tuple[Updates, ...]:
+        views = range(1, settings.views)
+        return tuple(probe(prepared, params, buffers, number, victims, view=view).defended for view in views)
+
+    wanted = Wanted(content_key("observe", first=key, views=settings.views), f"{about}, {settings.views} messages each")
+    return replace(first, views=shop.store.keep("observe", wanted, _ViewsForm(first.defended), again))
 
 
 def _start(shop: Workshop, number: int, found: Trained | None) -> tuple[Tensors, Tensors]:
@@ -108,6 +118,26 @@ def _start(shop: Workshop, number: int, found: Trained | None) -> tuple[Tensors,
         return params, recorded or buffers
     assert number == found.run.chosen_round + 1  # see `reached`
     return found.run.params, buffers if shop.task.buffers == "local" else found.run.buffers
+
+
+class _ViewsForm:
+    """Further messages as an entry of the store: all but the messages themselves is as in the first."""
+
+    def __init__(self, first: Updates) -> None:
+        self._first = first
+
+    def to_entry(self, result: tuple[Updates, ...], folder: Path) -> Entry:
+        """The messages."""
+        tensors: dict[str, Tensor] = {}
+        for place, view in enumerate(result):
+            tensors |= prefixed(f"view {place}", view.message)
+        return Entry(tensors, {"views": len(result)})
+
+    def from_entry(self, entry: Entry) -> tuple[Updates, ...]:
+        """The same again."""
+        groups = grouped(entry.tensors)
+        trees = [Tree(groups[f"view {place}"]) for place in range(int(entry.facts["views"]))]
+        return tuple(replace(self._first, message=tree) for tree in trees)
 
 
 class _Form:
@@ -143,5 +173,5 @@ class _Form:
             kind, lr, sizes, *rest = facts[name]
             return Updates(kind, parts["before"], message, parts["buffers"], tuple(lr), tuple(sizes), *rest)
 
-        plain = (entry.tensors[name] for name in ("inputs", "labels", "seen"))
-        return Observed(facts["round"], updates("defended"), updates("undefended"), *plain)
+        inputs, labels, seen = (entry.tensors[name] for name in ("inputs", "labels", "seen"))
+        return Observed(facts["round"], updates("defended"), updates("undefended"), inputs, labels, seen)

@@ -26,7 +26,7 @@ from fedveil.auditing.observing import observe, reached
 from fedveil.auditing.provenance import provenance
 from fedveil.auditing.result import Result, Verdict
 from fedveil.auditing.scoring import images_of, rows_of
-from fedveil.auditing.sentences import at_most
+from fedveil.auditing.sentences import at_most, counted_once
 from fedveil.auditing.settings import AuditSettings
 from fedveil.auditing.store import Store
 from fedveil.auditing.threat_model import (
@@ -133,11 +133,12 @@ def run_audit(shop: Workshop, command: str) -> AuditResult:
     cost = measure_cost(shop.task, bare.run if bare else None, defended.run if defended else None)
     promised = promise(shop, defended)
     among = evidence.among
-    most = most_picked(promised, shop.exposures[0], among)
+    views = shop.experiment.audit.views
+    most = most_picked(promised, shop.exposures[0], among, views)
     threats = threats_of(evidence.attacks, shop.auxiliary, among)
-    rows = rows_of(evidence.scores, evidence.truths, shop.modality, bound=most, threats=threats)
+    rows = rows_of(evidence.scores, evidence.truths, shop.modality, bound=most, threats=threats, views=views)
     terms = Terms(shop.experiment.audit, shop.modality, among, config, tuple(shop.chain.without_knowledge))
-    verdict = judge(rows, cost, promised.sentence + at_most(most, among), terms)
+    verdict = judge(rows, cost, promised.sentence + at_most(most, among, views), terms)
     document = describe(shop, evidence, verdict, promised)
     result = Result(
         **document,
@@ -160,8 +161,10 @@ def run_audit(shop: Workshop, command: str) -> AuditResult:
 def promise(shop: Workshop, defended: Trained | None) -> Statement:
     """What the defense promises over what really happened; without training, over the attacked updates."""
     if defended is None or not shop.chain.defenses:
-        return shop.planned
-    return ledger_of(shop.task, shop.experiment.federation, shop.chain, defended.run.history).statement()
+        found = shop.planned
+    else:
+        found = ledger_of(shop.task, shop.experiment.federation, shop.chain, defended.run.history).statement()
+    return counted_once(found, shop.experiment.audit.views)
 
 
 def describe(shop: Workshop, evidence: Evidence, verdict: Verdict, promised: Statement) -> dict[str, Any]:
@@ -198,6 +201,8 @@ def _attacked(shop: Workshop) -> str:
     settings, federation = shop.experiment.audit, shop.experiment.federation
     epochs = federation.local_epochs if federation.protocol == "fedavg" else 1
     updates = attacked_words(settings.victims, settings.batch_size, shop.modality.words, epochs)
+    if settings.views > 1 and shop.chain.defenses:
+        updates += f", {settings.views} messages about each"
     # A model built by name starts from random weights; the user's own may have been trained before.
     return f"{updates}, {in_rounds(settings.rounds, untrained='split' in shop.task.description)}"
 
@@ -214,4 +219,5 @@ def _situation(shop: Workshop) -> Situation:
         attackers=settings.attackers,
         local_steps=settings.local_steps if local else None,
         trained_in=None if local else federation.batch_size,
+        views=settings.views,
     )

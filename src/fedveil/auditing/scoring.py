@@ -172,11 +172,13 @@ def rows_of(
     *,
     bound: float | None = None,
     threats: Mapping[str, ThreatModel] | None = None,
+    views: int = 1,
 ) -> list[Row]:
     """The rows of a table: each role over all rounds, the worst case over several attacks, then round by round.
 
     bound: how often any attacker at all may pick the right candidate of a defended update, see `ledger.picking`.
     threats: what each attack has, by its name, see `attackers`.
+    views: messages about each batch that attackers of defended updates saw.
     """
     related = _related(scores, modality)
     rows = []
@@ -184,7 +186,7 @@ def rows_of(
         exact = None if score.exact is None else bool(score.exact.all())
         allowed = bound if score.question == "link" and score.role in ATTACKERS else None
         row = make_row(score.attack, score.role, values, _groups(score.question, truths), question=score.question)
-        threat = threat_of_row(score.attack, score.role, threats) if threats is not None else None
+        threat = threat_of_row(score.attack, score.role, threats, views) if threats is not None else None
         rows.append(row.model_copy(update={"exact": exact, "bound": allowed, "threat": threat}))
     rows = _marked([*rows, *worst_case(rows, truths, modality)], modality)
     return rows + rows_by_round(rows, truths)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 from fedveil.auditing.judgment import Judgment, Terms
 from fedveil.auditing.result import TOGETHER, Cost, Estimate, Question, Row, Warned
@@ -13,6 +14,7 @@ from fedveil.auditing.settings import AuditSettings
 from fedveil.auditing.table import rounded_up
 from fedveil.leakage.intervals import Interval, bootstrap
 from fedveil.leakage.modality import Words
+from fedveil.ledger.statement import Statement
 
 FEW_EXAMPLES = 30  # below this intervals are rough
 FEW_ROUNDS = 5  # below this most models have hardly begun to learn
@@ -271,16 +273,28 @@ def points(interval: Interval) -> str:
     return ends.replace("-", "−")
 
 
-def at_most(bound: float | None, among: int) -> str:
-    """What a formal guarantee means for picking the right image, as a sentence to add to it."""
+def at_most(bound: float | None, among: int, views: int = 1) -> str:
+    """What a formal guarantee means for picking the right image, as a sentence to add to it.
+
+    views: messages about each batch, over which the bound is composed.
+    """
     if bound is None or math.isnan(bound):
         return ""
     shown = rounded_up(bound)
     if shown >= 100:
         return f" It leaves open that an attacker always picks the right one of {among}."
-    return (
-        f" From one update no attacker at all can pick the right one of {among} more often than {shown} % of the time."
+    seen = "one update" if views == 1 else f"{views} messages about one batch"
+    return f" From {seen} no attacker at all can pick the right one of {among} more often than {shown} % of the time."
+
+
+def counted_once(promised: Statement, views: int) -> Statement:
+    """A statement that says, where attackers saw more, that one message about each batch is what it counts."""
+    if views == 1 or not promised.formal:
+        return promised
+    told = (
+        f" This ε counts one message about each batch, and does not hold for the {views} that the attackers here saw."
     )
+    return replace(promised, sentence=promised.sentence + told, paragraph=promised.paragraph + told)
 
 
 def _begin(text: str) -> str:

@@ -24,6 +24,9 @@ class AuditSettings:
 
     victims: Count = 16  # attacked updates per attacked round
     batch_size: Count = 1  # examples behind each attacked update
+    # Messages about each attacked batch that the attacker saw, at the same model, each with fresh random numbers of the
+    # defense: what it draws anew each time can be averaged away.
+    views: Count = 1
     source: Literal["clients", "test"] = "clients"  # "test": test examples in their order
     rounds: tuple[Count, ...] = (1,)  # at whose start the updates are computed
     local_steps: Literal["unrolled", "pseudo-gradient"] = "unrolled"  # how FedAvg updates are attacked

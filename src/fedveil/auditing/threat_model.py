@@ -143,6 +143,7 @@ class Situation:
     local_steps: str | None = None  # how the local steps behind an update were attacked; None where there are none
     trained_in: int | None = None  # examples of the batches that clients send in training, one by one
     captured: str | None = None  # what was captured, in words; None in an audit, which makes its own updates
+    views: int = 1  # messages about each batch, each protected anew
     stated: bool = True  # whether it is known which defense there is, or that there is none
 
 
@@ -162,6 +163,7 @@ def assumptions(situation: Situation, attempted: Attempted) -> list[Assumption]:
             else []
         ),
         _attacked_update(situation),
+        *_seen_again(situation),
         _knowledge(situation),
         _statistics(situation.model, attempted.statistics),
     ]
@@ -230,6 +232,19 @@ def _attacked_update(situation: Situation) -> Assumption:
     )
 
 
+def _seen_again(situation: Situation) -> list[Assumption]:
+    """That several messages about each batch were seen, if they were."""
+    views = situation.views
+    if views == 1 or not situation.chain.defenses:
+        return []
+    words = (
+        f"Who attacks defended updates saw {views} messages about each batch, all at the same model, each protected "
+        "with fresh random numbers: as where a client sends the same batch again. What a defense draws anew each time "
+        "can be averaged away."
+    )
+    return [Assumption(switch="messages about each batch", setting=str(views), words=words)]
+
+
 def _knowledge(situation: Situation) -> Assumption:
     switch, chain = "knowledge of the defense", situation.chain
     if not chain.defenses:
@@ -278,6 +293,8 @@ def not_tried(situation: Situation, attempted: Attempted) -> list[str]:
     chain, batch = situation.chain, situation.trained_in
     if chain.defenses and (situation.attackers == "naive" or chain.without_knowledge):
         items.insert(0, "an attacker who knows the defense")
+    if situation.captured is None and situation.views == 1 and any(each.random for each in chain.defenses):
+        items.append("several messages about the same batch, over which fresh random numbers average out (set views)")
     if situation.examples == 1 and batch is not None and batch > 1:
         items.append(f"updates of whole batches of {batch}, as training sends them (set batch_size)")
     return items

@@ -199,6 +199,15 @@ SETTINGS = (
         "unrolled",
         "audit",
     ),
+    Setting(
+        "audit.views",
+        "--views",
+        "number",
+        "Messages about each batch that the attacker saw, each protected anew.",
+        AUDIT,
+        "1",
+        "audit",
+    ),
     Setting("audit.attackers", "--attackers", "text", "both, naive or adaptive.", AUDIT, "both", "audit"),
     Setting(
         "audit.link",

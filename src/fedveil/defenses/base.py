@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from inspect import get_annotations
 from typing import ClassVar, Literal
 
+import torch
 from torch import Tensor
 
 from fedveil.clients.batch import ClientBatch, StepResult
@@ -82,6 +83,8 @@ class StepsBefore:
 
 
 Reweight = Callable[[Tree, Tree], Tree]  # (target, a candidate's own update) -> trust in each entry
+# (what each of several messages says, a candidate's own update) -> what they say together, and the trust in each entry
+Rejoin = Callable[[Sequence[Tree], Tree], tuple[Tree, Tree]]
 
 
 @dataclass(frozen=True)
@@ -107,6 +110,10 @@ class Knowledge:
     # For defenses that bound the update: the norm that the target has without noise, inf if that is not known. Its
     # direction is right in either case.
     bound: float | None = None
+    # Where several messages about each batch were seen and there is a `reweight`: what each of them says, and how they
+    # are put together anew, given a candidate. It then acts in the place of `reweight`.
+    views: tuple[Tree, ...] = ()
+    rejoin: Rejoin | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,6 +143,70 @@ def trusting(observed: Tree, *, variance: float | None = None, bound: float | No
     weight = observed.map(lambda tensor: tensor.new_ones(()).expand_as(tensor))
     noise = observed.map(lambda tensor: tensor.new_tensor(variance).expand_as(tensor)) if variance else None
     return Knowledge(target=observed, weight=weight, noise=noise, bound=bound)
+
+
+def undo(defense: Defense, known: Knowledge, facts: Facts) -> Knowledge:
+    """What is known before a defense acted, given what is known of what it sent."""
+    step = defense.knowledge(known.target, facts)
+    return replace(
+        known,
+        target=step.target,
+        weight=step.weight.combine(known.weight, torch.mul),
+        reweight=step.reweight or known.reweight,
+        reach=step.reach + known.reach,
+        before=step.before + known.before,
+        noise=known.noise if step.noise is None else step.noise,
+        bound=known.bound if step.bound is None else step.bound,
+    )
+
+
+def combined(known: Sequence[Knowledge]) -> Knowledge:
+    """What several messages about the same batch say together, each with random numbers of its own.
+
+    The mean of their targets, entry by entry weighted by the trust in each; the trust in that is the mean of theirs.
+    Noise averages out. Where trust is estimated anew, an entry is right if it is right in any of the messages.
+    """
+    first, targets = known[0], tuple(each.target for each in known)
+    target, weight = _weighted(targets, [each.weight for each in known])
+    reweight = first.reweight
+
+    def rejoin(views: Sequence[Tree], made: Tree) -> tuple[Tree, Tree]:
+        assert reweight is not None
+        trusts = [reweight(view, made) for view in views]
+        wrong = trusts[0].map(lambda tensor: 1 - tensor)
+        for trust in trusts[1:]:
+            wrong = wrong.combine(trust, lambda left, tensor: left * (1 - tensor))
+        return _weighted(views, trusts)[0], wrong.map(lambda tensor: 1 - tensor)
+
+    noise = None if first.noise is None else first.noise.map(lambda variance: variance / len(known))
+    together = replace(first, target=target, weight=weight, noise=noise)
+    return together if reweight is None else replace(together, views=targets, rejoin=rejoin)
+
+
+def once_as_sent(defense: Defense, views: Sequence[Knowledge], facts: Facts) -> bool:
+    """Whether messages are what a defense sent, itself: it acted once, and nothing acted behind it (`trusting`)."""
+    once = facts.steps == 1 or defense.acts_at == "upload"
+    return once and not any(any(tensor.stride()) for each in views for tensor in each.weight.values())
+
+
+def mean_tree(trees: Sequence[Tree]) -> Tree:
+    """The mean of some trees, added up in their order."""
+    total = trees[0]
+    for tree in trees[1:]:
+        total = total + tree
+    return total / len(trees)
+
+
+def _weighted(targets: Sequence[Tree], weights: Sequence[Tree]) -> tuple[Tree, Tree]:
+    """The weighted mean of every entry, the plain one where nothing is trusted, and the mean of the weights."""
+    weight = mean_tree(weights)
+    products = [target.combine(own, torch.mul) for target, own in zip(targets, weights, strict=True)]
+    plain, shared = mean_tree(targets), mean_tree(products)
+    mean = {
+        name: torch.where(trust > 0, shared[name] / trust.clamp_min(torch.finfo(trust.dtype).tiny), plain[name])
+        for name, trust in weight.items()
+    }
+    return Tree(mean), weight
 
 
 class Defense:
@@ -212,6 +283,13 @@ class Defense:
     def knowledge(self, observed: Tree, facts: Facts) -> Knowledge:
         """What an attacker who knows this defense and its settings makes of an observed update."""
         return trusting(observed)
+
+    def together(self, views: Sequence[Knowledge], facts: Facts) -> Knowledge:
+        """The same of several messages about the same batch, each with random numbers of its own.
+
+        views: of each message, what the defenses behind this one leave of it: see `once_as_sent`.
+        """
+        return combined([undo(self, each, facts) for each in views])
 
     def measures(self, update: Tree) -> dict[str, float]:
         """Predicted effects on a true update, for the report: plain names and numbers."""

@@ -21,10 +21,14 @@ from fedveil.defenses.base import (
     Place,
     SummedStep,
     chooses_batch,
+    combined,
     keeps_models,
     owns_step,
+    perturbs,
     require_declared,
     states_knowledge,
+    trusting,
+    undo,
 )
 from fedveil.defenses.none import NoDefense
 from fedveil.errors import FedveilError
@@ -256,20 +260,26 @@ class Chain:
 
     def knowledge(self, observed: Tree, facts: Facts) -> Knowledge:
         """Undo the chain from its end: each defense sees the estimate that the later ones left."""
-        known = Defense().knowledge(observed, facts)
+        known = trusting(observed)
         for defense in reversed(self.defenses):
-            step = defense.knowledge(known.target, facts)
-            weight = step.weight.combine(known.weight, torch.mul)
-            known = Knowledge(
-                step.target,
-                weight,
-                reweight=step.reweight or known.reweight,
-                reach=step.reach + known.reach,
-                before=step.before + known.before,
-                noise=known.noise if step.noise is None else step.noise,
-                bound=known.bound if step.bound is None else step.bound,
-            )
+            known = undo(defense, known, facts)
         return known
+
+    def knowledge_of(self, views: Sequence[Tree], facts: Facts) -> Knowledge:
+        """The same of several messages about the same batch, each with random numbers of its own.
+
+        Where one defense alone draws numbers, it says what all of them tell together: see `Defense.together`.
+        """
+        drawing = [place for place, defense in enumerate(self.defenses) if _draws(defense)]
+        if len(drawing) != 1:
+            return combined([self.knowledge(view, facts) for view in views])
+        known = [trusting(view) for view in views]
+        for defense in reversed(self.defenses[drawing[0] + 1 :]):
+            known = [undo(defense, each, facts) for each in known]
+        found = self.defenses[drawing[0]].together(known, facts)
+        for defense in reversed(self.defenses[: drawing[0]]):
+            found = undo(defense, found, facts)
+        return found
 
     @property
     def states_knowledge(self) -> bool:
@@ -283,6 +293,11 @@ class Chain:
 
     def _at(self, place: Place) -> list[tuple[int, Defense]]:
         return [each for each in enumerate(self.defenses) if each[1].acts_at == place]
+
+
+def _draws(defense: Defense) -> bool:
+    """Whether a defense makes another message of the same batch each time."""
+    return defense.random and (type(defense).protect is not Defense.protect or owns_step(defense) or perturbs(defense))
 
 
 @dataclass

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from fedveil.defenses.base import Call, Defense, Facts, Knowledge, Strength
+from fedveil.defenses.base import Call, Defense, Facts, Knowledge, Strength, once_as_sent
 from fedveil.defenses.densities import Pair, either, log_normal_density, root_mean_square, summed
 from fedveil.defenses.guarantee import Exposure, Guarantee
 from fedveil.fields import KeepProbability, NonNegative, declared
@@ -20,6 +22,7 @@ _TINY = 1e-200  # keeps logarithms of variances finite
 
 
 _MEDIAN = 0.6745  # of |N(0, 1)|
+_ROUNDING = 4  # of the smallest steps between numbers: by how much values may differ that are one
 DOUBT = 0.01  # the share of decoys among entries that look certain: bounds their weight
 
 
@@ -92,15 +95,67 @@ class GradientDropout(Defense):
         """
 
         def trust(aim: Tensor, own: Tensor) -> Tensor:
-            values, off = matrix(aim).double() / self.keep, (matrix(aim) - matrix(own)).double().abs()
-            spread = root_mean_square(matrix(own).double()) if self.match_spread else off.new_tensor([[self.sigma]])
-            # The median of |N(0, 1)| is 0.6745.
-            error = (_quantile(off, self.keep / 2) / _MEDIAN).clamp_min(torch.finfo(aim.dtype).tiny)
-            kept = math.log(self.keep) + log_normal_density(off, error) + math.log(self.keep)
-            decoy = math.log1p(-self.keep) + log_normal_density(values, spread.clamp_min(_TINY))
-            return torch.sigmoid(kept - decoy).reshape(aim.shape).to(aim.dtype)
+            return torch.sigmoid(self._log_odds(aim, own)).reshape(aim.shape).to(aim.dtype)
 
         return target.combine(made, trust)
+
+    def _log_odds(self, aim: Tensor, own: Tensor) -> Tensor:
+        """The log odds that every entry of one tensor was kept, given a candidate's own: shape (K, n)."""
+        values, off = matrix(aim).double() / self.keep, (matrix(aim) - matrix(own)).double().abs()
+        spread = root_mean_square(matrix(own).double()) if self.match_spread else off.new_tensor([[self.sigma]])
+        # The median of |N(0, 1)| is 0.6745.
+        error = (_quantile(off, self.keep / 2) / _MEDIAN).clamp_min(torch.finfo(aim.dtype).tiny)
+        kept = math.log(self.keep) + log_normal_density(off, error) + math.log(self.keep)
+        decoy = math.log1p(-self.keep) + log_normal_density(values, spread.clamp_min(_TINY))
+        return kept - decoy
+
+    def together(self, views: Sequence[Knowledge], facts: Facts) -> Knowledge:
+        """Entries that agree in two messages were kept; where none do, at most one was, chosen by its posterior.
+
+        Decoys are drawn anew and hardly ever agree. Under local steps, or behind other defenses, kept entries need not
+        agree either: then every message is weighed by itself.
+        """
+        if self.keep == 1 or not once_as_sent(self, views, facts):
+            return super().together(views, facts)
+        sent = tuple(each.target for each in views)
+
+        def odds(name: str) -> Tensor:
+            posterior = torch.stack([self._posterior(matrix(view[name])) for view in sent]).double()
+            return torch.logit(posterior, eps=1e-12)
+
+        target, kept = self._joined(sent, odds)
+        return Knowledge(
+            target=target * self.keep,
+            weight=kept.map(lambda tensor: DOUBT / (1 - tensor + DOUBT)),
+            reweight=self.reweight,
+            views=tuple(view * self.keep for view in sent),
+            rejoin=self.rejoin,
+        )
+
+    def rejoin(self, views: Sequence[Tree], made: Tree) -> tuple[Tree, Tree]:
+        """What messages about one batch say together, given what a candidate would have sent, and P(kept) of that."""
+        return self._joined(views, lambda name: torch.stack([self._log_odds(view[name], made[name]) for view in views]))
+
+    def _joined(self, views: Sequence[Tree], odds: Callable[[str], Tensor]) -> tuple[Tree, Tree]:
+        """Of every entry the value that was most likely kept, and P(kept) of it.
+
+        odds: of a tensor, the log odds (views, K, n) that each value was kept, looked at alone. That none was kept, or
+        the one of view k alone, has the odds 1 : o₁ : o₂ : … among each other.
+        """
+        target, kept = {}, {}
+        silent = self.sigma == 0 and not self.match_spread  # decoys are zeros, which agree too
+        for name, like in views[0].items():
+            values, log_odds = torch.stack([matrix(view[name]) for view in views]), odds(name)
+            total = torch.logaddexp(torch.logsumexp(log_odds, 0), torch.zeros_like(log_odds[0]))
+            best, place = log_odds.max(0)
+            alone = values.gather(0, place[None])[0]
+            agreed, times = most_agreed(values, zeros=not silent)
+            chance = torch.where(times > 1, 1.0, torch.exp(best - total))
+            if silent:
+                chance = torch.where((values == 0).all(0), _truly_zero(values, self.keep), chance)
+            target[name] = torch.where(times > 1, agreed, alone).reshape(like.shape)
+            kept[name] = chance.reshape(like.shape).to(like.dtype)
+        return Tree(target), Tree(kept)
 
     def _posterior(self, values: Tensor) -> Tensor:
         """P(kept | value) for every entry of one tensor of each client: shape (K, n)."""
@@ -182,6 +237,31 @@ def kept_posterior(values: Tensor, keep: float, decoy: Tensor, components: int =
         kept = torch.logaddexp(kept, torch.log(part) + log_normal(square, width))
     posterior = torch.sigmoid(torch.logit(prior) + kept - log_normal(square, decoy))
     return torch.where(zero, of_zeros, torch.where(silent, 1.0, posterior)).to(values.dtype)
+
+
+def most_agreed(values: Tensor, *, zeros: bool = True) -> tuple[Tensor, Tensor]:
+    """Of values (views, K, n) of every entry the one that occurs most often but for rounding, and how often: (K, n).
+
+    zeros: whether these count as values.
+    """
+    ordered = values.sort(0).values
+    best, times = ordered[0], torch.ones_like(ordered[0], dtype=torch.int64)
+    length = times
+    for before, value in pairwise(ordered):
+        alike = (value - before) <= _ROUNDING * torch.finfo(values.dtype).eps * value.abs()
+        if not zeros:
+            alike = alike & (value != 0)
+        length = torch.where(alike, length + 1, 1)
+        best, times = torch.where(length > times, value, best), torch.maximum(times, length)
+    return best, times
+
+
+def _truly_zero(values: Tensor, keep: float) -> Tensor:
+    """P(zero itself) of an entry that is zero in all views (views, K, n), where decoys are silent: shape (K, 1)."""
+    never = (1 - keep) ** len(values)  # kept in no view
+    zeros = (values == 0).all(0).double().mean(1, keepdim=True)
+    replaced = (1 - zeros) * never / (1 - never)
+    return (1 - replaced / zeros.clamp_min(1e-30)).clamp(0, 1)
 
 
 def _fit_shares(square: Tensor, prior: Tensor, decoy: Tensor, variance: Tensor, rounds: int) -> Tensor:

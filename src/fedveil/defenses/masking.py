@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedveil.defenses.base import Call, Defense, Facts, Knowledge, Strength
+from fedveil.defenses.base import Call, Defense, Facts, Knowledge, Strength, once_as_sent
 from fedveil.defenses.densities import Pair, either, summed
 from fedveil.fields import declared
 from fedveil.registry import defenses
@@ -49,6 +51,13 @@ class GradientMasking(Defense):
         """
         left = (1 - self.share) / (1 - self.share**facts.steps)
         return Knowledge(target=observed / left, weight=support(observed))
+
+    def together(self, views: Sequence[Knowledge], facts: Facts) -> Knowledge:
+        """What any of the messages shows: each fills the gaps of the others, and what it shows is exact."""
+        found = super().together(views, facts)
+        if not once_as_sent(self, views, facts):
+            return found
+        return replace(found, weight=found.weight.map(lambda tensor: (tensor > 0).to(tensor.dtype)))
 
     def measures(self, update: Tree) -> dict[str, float]:
         """Predicted share of entries kept and cosine, √(1 − share)."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Annotated
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedveil.defenses.base import Call, Defense, Facts, Knowledge, Strength
+from fedveil.defenses.base import Call, Defense, Facts, Knowledge, Strength, mean_tree, once_as_sent, trusting
 from fedveil.defenses.densities import IMPOSSIBLE, Pair, either, summed
 from fedveil.fields import Positive, declared
 from fedveil.registry import defenses
@@ -56,6 +57,16 @@ class SignCompression(Defense):
         """sign · scale is the best guess at an entry; with flips, times 1 − 2·flip. All entries are trusted alike."""
         known = super().knowledge(observed, facts)
         return Knowledge(target=observed * (1 - 2 * self.flip), weight=known.weight)
+
+    def together(self, views: Sequence[Knowledge], facts: Facts) -> Knowledge:
+        """The size, times 2·P(positive) − 1 given how often each sign was sent."""
+        if not self.flip or not once_as_sent(self, views, facts):
+            return super().together(views, facts)
+        sent = [each.target for each in views]
+        votes, size = (mean_tree([view.map(part) for view in sent]) * len(sent) for part in (torch.sign, torch.abs))
+        certain = (math.log1p(-self.flip) - math.log(self.flip)) / 2  # half the log odds of one message
+        target = size.combine(votes, lambda total, vote: total / len(sent) * torch.tanh(certain * vote))
+        return trusting(target)
 
     def measures(self, update: Tree) -> dict[str, float]:
         """The cosine of sign(g)·s to g, Σ s|g| / (‖g‖·√Σ s²), exact for one step; flips multiply it by 1 − 2·flip."""

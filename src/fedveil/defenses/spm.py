@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from fedveil.defenses.base import Call, Defense, Facts, Knowledge, Strength
+from fedveil.defenses.base import Call, Defense, Facts, Knowledge, Strength, once_as_sent
 from fedveil.defenses.densities import IMPOSSIBLE, Pair, either, summed
 from fedveil.defenses.guarantee import Exposure, Guarantee
 from fedveil.defenses.ldp import Epsilon, per_coordinate, randomized
@@ -116,6 +117,23 @@ class SignMechanism(Defense):
         right = math.tanh(self.epsilon / 2)
         weight = observed.map(lambda tensor: torch.where(tensor == 0, torch.ones_like(tensor), right))
         return Knowledge(target=observed / self.mean_size, weight=weight)
+
+    def together(self, views: Sequence[Knowledge], facts: Facts) -> Knowledge:
+        """Every message narrows the range that |ω| lies in, |ω| ≤ |sent| ≤ C·|ω|, and the signs vote.
+
+        The middle of the range, with the sign of the majority, trusted by 2·P(right) − 1. On weights each message is
+        read by itself, against the weights that the server sent.
+        """
+        if facts.kind == "weights" or not once_as_sent(self, views, facts):
+            return super().together(views, facts)
+        target, weight = {}, {}
+        for name in views[0].target:
+            sent = torch.stack([each.target[name] for each in views])
+            size, votes = sent.abs() * self.divisor, torch.sign(sent).sum(0)
+            target[name] = torch.sign(votes) * (size.amin(0) + size.amax(0) / (1 + self.stretch)) / 2
+            sure = torch.tanh(votes.abs() * self.epsilon / 2)
+            weight[name] = torch.where((sent == 0).all(0), torch.ones_like(sure), sure)
+        return Knowledge(target=Tree(target), weight=Tree(weight))
 
     def _against(self, before: Tree, observed: Tree, scale: float) -> Knowledge:
         of = Range(1 / self.divisor, (1 + self.stretch) / self.divisor, self.flip)

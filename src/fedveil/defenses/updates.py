@@ -8,7 +8,7 @@ from functools import cached_property
 
 from torch import Tensor
 
-from fedveil.defenses.base import Facts, MessageKind, step_weight
+from fedveil.defenses.base import Facts, MessageKind, mean_tree, step_weight
 from fedveil.tree import Tree
 
 
@@ -74,6 +74,11 @@ class Updates:
             message=self.message.rows(index),
             buffers=self.buffers.rows(index),
         )
+
+
+def mean_of(views: Sequence[Updates]) -> Updates:
+    """Several messages about the same batches as one: their mean."""
+    return replace(views[0], message=mean_tree([each.message for each in views]))
 
 
 def as_gradient(kind: MessageKind, message: Tree, before: Tree, weight: float) -> Tree:

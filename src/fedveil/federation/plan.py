@@ -45,6 +45,7 @@ class Plan:
     settings: FederationSettings
     seed: int = 0
     fixed_sizes: bool = False  # a probe: batches keep the size that was asked for
+    view: int = 0  # a probe: which of several messages about the same batches; each draws anew
 
     def check(self) -> None:
         """Refuse what cannot work, before any long work starts."""

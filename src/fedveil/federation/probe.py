@@ -45,16 +45,21 @@ class Probe:
     truth: Truth  # under FedAvg, `seen` in the first local epoch
 
 
-def probe(prepared: Prepared, params: Tensors, buffers: Tensors, number: int, victims: Victims) -> Probe:
+def probe(
+    prepared: Prepared, params: Tensors, buffers: Tensors, number: int, victims: Victims, *, view: int = 0
+) -> Probe:
     """What victims would share at these weights in this round, drawing as they would in training.
 
     Under FedAvg a victim's examples are all that it trains on, for `local_epochs` in batches of the federation's
     `batch_size`. In a warm-up round the defense is off, as in training.
+
+    view: another one makes another message about the same batches: all that is drawn is drawn anew, the choice of the
+        batches aside, and the defense remembers nothing of the first message.
     """
     if victims.count < 1 or victims.batch_size < 1 or number < 1:
         got = f"{victims.count} victims, batch_size {victims.batch_size}, round {number}"
         raise FedveilError(f"a probe needs at least 1 victim with 1 example, and rounds count from 1: got {got}")
-    plan = replace(prepared.plan, fixed_sizes=True)
+    plan = replace(prepared.plan, fixed_sizes=True, view=view)
     device = next(iter(params.values())).device
     prepared = replace(prepared, plan=plan, device=device, engine=prepared.engine.uncompiled())
     chain = plan.chain_at(number)

@@ -64,7 +64,8 @@ class Prepared:
     def batch(self, group: Group, moment: Moment) -> ClientBatch:
         """A step of these clients as their defenses see it."""
         plan, engine = self.plan, self.engine
-        streams = Streams.seeded(plan.seed, group.clients, *moment.path)
+        again = ("view", plan.view) if plan.view else ()
+        streams = Streams.seeded(plan.seed, group.clients, *moment.path, *again)
         batch = ClientBatch(engine, group.params, group.buffers, *group.data, streams)
         if group.planned is not None:
             batch.planned = torch.tensor(group.planned, device=self.device)

@@ -11,20 +11,24 @@ from fedveil.defenses.guarantee import ONE_EXAMPLE, Exposure, GaussianRelease, G
 from fedveil.ledger.statement import Statement
 
 
-def most_picked(promised: Statement, exposure: Exposure, among: int) -> float | None:
+def most_picked(promised: Statement, exposure: Exposure, among: int, views: int = 1) -> float | None:
     """How often any attacker at all can pick the right one of `among` equally likely candidates from one update.
+
+    views: from so many messages about the same batch, each with noise of its own. Their guarantees are composed without
+    any amplification: the batch is drawn once, so drawing it cannot help every message anew.
 
     None where no guarantee covers that: there is no formal one, or it holds for single entries only, or not against
     the server. Candidates are whole updates, or, where one training example is protected, updates that differ in it.
     """
-    bounds = [_bound(defense, guarantee, exposure, among) for defense, guarantee in promised.holding]
+    bounds = [_bound(defense, guarantee, exposure, among, views) for defense, guarantee in promised.holding]
     return min((bound for bound in bounds if bound is not None), default=None)
 
 
-def _bound(defense: Defense, guarantee: Guarantee, exposure: Exposure, among: int) -> float | None:
+def _bound(defense: Defense, guarantee: Guarantee, exposure: Exposure, among: int, views: int) -> float | None:
     if defense.acts_at == "server" or exposure.releases == 0:
         return None  # the attacker is the server, which sees what comes before
-    times = exposure.uses(defense.acts_at) / exposure.releases  # the mechanism's uses behind one update
+    # The mechanism's uses behind one update, and behind all messages about it.
+    times = views * exposure.uses(defense.acts_at) / exposure.releases
     match guarantee.mechanism:
         case LaplaceRelease(epsilon=epsilon):
             return pure_bound(times * epsilon, among)
