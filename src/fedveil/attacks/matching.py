@@ -27,6 +27,8 @@ _NEEDS = {
 class GradientMatching(Attack):
     """Rebuilds batches whose update looks like the observed one. A named attack overrides `recipe` only."""
 
+    revision = 2
+
     def recipe(self) -> Recipe:
         """This attack as choices of the matching engine."""
         raise NotImplementedError  # every matching attack defines its own

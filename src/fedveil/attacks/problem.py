@@ -39,6 +39,8 @@ class Problem:
     labels: Tensor | None = None  # (V, B) where they are known
     box: Box | None = None
     local: LocalSteps | None = None  # unroll these steps instead of matching one gradient
+    behind: LocalSteps | None = None  # the local steps that the update stands for, whether they are unrolled or not
+    order: Tensor | None = None  # (V, epochs, B): which example stands where in each local epoch, as far as was found
     learned: Learned = field(default_factory=dict)  # what the attack fitted, for candidates that need it
     reweight: Reweight | None = None  # see Knowledge
     before: tuple[StepsBefore, ...] = ()  # steps that the victim may have made first: try each; keep the lowest cost
@@ -61,6 +63,7 @@ class Problem:
             labels=scene.labels,
             box=public.layout.box,
             local=scene.local,
+            behind=None if scene.updates.kind == "gradient" else LocalSteps.of(scene.updates),
             learned=learned or {},
             reweight=known.reweight,
             before=known.before,
@@ -91,5 +94,6 @@ class Problem:
             target=self.target.rows(index),
             weight=self.weight.rows(index),
             labels=None if self.labels is None else self.labels[index],
+            order=None if self.order is None else self.order[index],
             streams=self.streams.rows(index),
         )

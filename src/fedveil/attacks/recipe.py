@@ -32,6 +32,7 @@ class Phase:
     priors: tuple[Prior, ...] | None = None  # others than the recipe's
     accepts: float | None = None  # keep what it finds only for victims whose final cost is below this
     reweighs: bool = False  # first trust every entry anew, by how well the inputs found so far explain it
+    reorders: bool = False  # first look for the order of the local steps that explains the update best with these
 
 
 @dataclass(frozen=True)

@@ -199,6 +199,15 @@ SETTINGS = (
         "unrolled",
         "audit",
     ),
+    Setting(
+        "audit.step_order",
+        "--step-order",
+        "text",
+        "Their unknown order: searched, the same in every epoch, or mean.",
+        AUDIT,
+        "searched",
+        "audit",
+    ),
     Setting("audit.attackers", "--attackers", "text", "both, naive or adaptive.", AUDIT, "both", "audit"),
     Setting(
         "audit.link",
