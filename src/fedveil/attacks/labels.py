@@ -4,16 +4,21 @@ For cross-entropy, the gradient of the last layer's bias is mean(softmax − one
 count_c = B·(mean softmax_c − g_c). The attacker does not know the softmax of the victim's inputs and estimates it in
 two ways: by the model's answer to random inputs, and by its answer to the mean features of the batch, which the ratio
 of the last layer's weight and bias gradients gives. The counts are then rounded so that they sum to B.
+
+Behind several local steps there is no one softmax: see `label_counts`.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from fedveil.attacks.label_counts import LastLayer, class_shares
 from fedveil.attacks.problem import Problem
+from fedveil.defenses.base import step_weight
 from fedveil.errors import FedveilError
 
 SAMPLES = 64  # random inputs that the model is asked with
@@ -44,7 +49,10 @@ def read_label(problem: Problem) -> Tensor:
 def recover_labels(problem: Problem) -> Tensor:
     """The labels of a batch with their repeats, sorted within each victim: shape (V, B)."""
     gradient, softmax = _class_gradient(problem)
-    expected = problem.batch_size * (softmax - gradient)
+    shares = softmax - gradient
+    if problem.behind is not None and problem.behind.steps > 1:
+        shares = _shares_behind_steps(problem, shares)
+    expected = problem.batch_size * shares
     # A negative gradient cannot come without an example of that class.
     pairs = zip(expected, gradient < 0, strict=True)
     return torch.stack([whole_counts(counts, present, problem.batch_size) for counts, present in pairs])
@@ -74,6 +82,28 @@ def _class_gradient(problem: Problem) -> tuple[Tensor, Tensor]:
     if bias in problem.params:
         scores = scores + problem.params[bias]
     return gradient, (softmax + scores.softmax(-1)) / 2
+
+
+def _shares_behind_steps(problem: Problem, read_off: Tensor) -> Tensor:
+    """The shares (V, classes) of the classes behind many local steps.
+
+    As they were read off for victims whose update is not finite, and for a last layer without a bias.
+    """
+    assert problem.behind is not None
+    layer = last_linear(problem.model, problem.classes)
+    weight, bias = (f"{layer}.{part}".removeprefix(".") for part in ("weight", "bias"))
+    if not all(name in tree for name in (weight, bias) for tree in (problem.target, problem.params)):
+        return read_off
+    softmax, features = _answers(problem, layer)
+    moved = problem.target * step_weight(problem.behind.lr, problem.behind.momentum)
+    after = _answers(replace(problem, params=problem.params - moved), layer)[1]
+    found = read_off.double().cpu()
+    for v in range(problem.count):
+        parts = (problem.params[weight], problem.params[bias], problem.target[weight], problem.target[bias], softmax)
+        own = [part[v].detach().double().cpu() for part in (*parts, (features + after) / 2)]
+        if all(bool(part.isfinite().all()) for part in own):
+            found[v] = class_shares(LastLayer(*own).without_decay(problem.behind), problem.behind)
+    return found.to(read_off.device)
 
 
 def whole_counts(expected: Tensor, present: Tensor, size: int) -> Tensor:

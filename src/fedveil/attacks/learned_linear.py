@@ -63,7 +63,7 @@ class LearnedLinear(Attack):
 
     paper = "a linear form of Wu et al., Learning to Invert: Simple Adaptive Attacks for Gradient Inversion, UAI 2023"
     question = "reconstruct"
-    revision = 1
+    revision = 2
     most: Count = 1400  # auxiliary batches to learn from for one set of labels
     bins: Count = 2**14  # numbers that an update is hashed into if it has more entries
     labels: Literal["known", "recovered"] = "known"  # told, or read off the update

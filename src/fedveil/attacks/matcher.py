@@ -28,6 +28,7 @@ from fedveil.attacks.labels import read_label, recover_labels
 from fedveil.attacks.match import MATCHES
 from fedveil.attacks.notes import Counter, Notes, better
 from fedveil.attacks.optimizers import LABELS, Descent
+from fedveil.attacks.ordering import arranged, found_orders, with_search
 from fedveil.attacks.priors import Box
 from fedveil.attacks.problem import Problem
 from fedveil.attacks.recipe import LabelsFrom, Objective, Phase, Recipe
@@ -60,6 +61,7 @@ def match(
     if bench.backend not in BACKENDS:
         raise unknown_name("backend", bench.backend, BACKENDS)
     problem = replace(problem, model=without_dropout(problem.model))
+    recipe = with_search(recipe, problem.local)
     best: Reconstruction | None = None
     # The fast attention kernels have no second derivative.
     with sdpa_kernel(SDPBackend.MATH), dropout_off(problem):
@@ -126,7 +128,7 @@ class Matcher:
         self._even = not recipe.reweighs and all(is_one_number(tensor) for tensor in problem.weight.values())
         self._engine = Engine(problem.model, problem.loss, backend="stacked")
         self.chunk = bench.chunk or victims_at_a_time(problem, recipe.seeds)
-        self._functions: dict[tuple[bool, Objective], Callable[..., Any]] = {}
+        self._functions: dict[tuple[bool, Objective, bool], Callable[..., Any]] = {}
         self.backend = self._choose(problem, bench.backend)
         # All that the compiled functions depend on, beside model and loss.
         shapes = {name: (tuple(t.shape[1:]), t.dtype) for name, t in problem.target.items()}
@@ -149,10 +151,11 @@ class Matcher:
             labels: Tensor,
             learned: Learned,
             box: Box | None,
+            order: Tensor | None = None,
         ) -> tuple[Tensor, Tensor]:
             inputs = of.candidate.decode(variables, learned)
             chosen = variables[LABELS].softmax(-1) if LABELS in variables else labels
-            matched = compare(update_of(params, buffers, inputs, chosen), aim, weight)
+            matched = compare(update_of(params, buffers, inputs, chosen, order), aim, weight)
             own = of.candidate.cost(variables)
             total = matched if own is None else matched + own
             for prior in of.priors:
@@ -167,18 +170,22 @@ class Matcher:
     def _loss(self, params: Tensors, buffers: Tensors, inputs: Tensor, labels: Tensor) -> Tensor:
         return self._engine.loss_of_one(params, buffers, inputs, labels)
 
-    def _update(self, params: Tensors, buffers: Tensors, inputs: Tensor, labels: Tensor) -> Tensors:
+    def _update(
+        self, params: Tensors, buffers: Tensors, inputs: Tensor, labels: Tensor, order: Tensor | None = None
+    ) -> Tensors:
         """What a client with these inputs would have shared, as a gradient."""
-        return self._shared_update(grad(self._loss), params, buffers, inputs, labels)
+        return self._shared_update(grad(self._loss), order, params, buffers, inputs, labels)
 
-    def _shared_update(self, gradient: Callable[..., Tensors], *at: Any) -> Tensors:
+    def _shared_update(self, gradient: Callable[..., Tensors], order: Tensor | None, *at: Any) -> Tensors:
         if self._local is not None:
-            return unrolled(gradient, self._local, *at)
+            return unrolled(gradient, self._local, *at, order)
         if self._before is not None:
             return after_steps(gradient, self._before, *at)
         return gradient(*at)
 
-    def _plain_update(self, params: Tensors, buffers: Tensors, inputs: Tensor, labels: Tensor) -> Tensors:
+    def _plain_update(
+        self, params: Tensors, buffers: Tensors, inputs: Tensor, labels: Tensor, order: Tensor | None = None
+    ) -> Tensors:
         """The same with plain autograd, for models that `torch.func` does not take."""
 
         def gradient(weights: Tensors, buffers: Tensors, inputs: Tensor, labels: Tensor) -> Tensors:
@@ -187,7 +194,7 @@ class Matcher:
             found = torch.autograd.grad(loss, list(live.values()), create_graph=True, allow_unused=True)
             return {n: torch.zeros_like(w) if g is None else g for (n, w), g in zip(live.items(), found, strict=True)}
 
-        return self._shared_update(gradient, params, buffers, inputs, labels)
+        return self._shared_update(gradient, order, params, buffers, inputs, labels)
 
     # ---- the same for a chunk of victims ----------------------------------------------------------------
 
@@ -198,26 +205,30 @@ class Matcher:
         backend = backend or self.backend
         if backend == "loop":
             return self._looped(variables, fixed, of)
-        compiled = backend == "compiled"
-        if (compiled, of) not in self._functions:
+        compiled, ordered = backend == "compiled", fixed[-1] is not None
+        if (compiled, of, ordered) not in self._functions:
             shared = None if self._one_model else 0
             objective = self._objective(of, self._update)
-            stacked = vmap(grad_and_value(objective, has_aux=True), in_dims=(0, shared, 0, 0, 0, 0, None, None))
+            stacked = vmap(
+                grad_and_value(objective, has_aux=True),
+                in_dims=(0, shared, 0, 0, 0, 0, None, None, 0 if ordered else None),
+            )
             at = (variables, *fixed)
             made = compile_stacked(stacked, at, self._engine.model) if compiled else stacked
-            self._functions[compiled, of] = made
-        gradients, (total, matched) = self._functions[compiled, of](variables, *fixed)
+            self._functions[compiled, of, ordered] = made
+        gradients, (total, matched) = self._functions[compiled, of, ordered](variables, *fixed)
         return gradients, matched, total
 
     def _looped(self, variables: Variables, fixed: tuple[Any, ...], of: Objective) -> tuple[Tensors, Tensor, Tensor]:
-        params, buffers, aim, weight, labels, learned, box = fixed
+        params, buffers, aim, weight, labels, learned, box, order = fixed
         objective = self._objective(of, self._plain_update)
         gradients, costs, totals = [], [], []
         for v in range(len(labels)):
             live = {name: tensor[v].detach().requires_grad_() for name, tensor in variables.items()}
             own = params if self._one_model else {n: t[v] for n, t in params.items()}
             buffer, goal, trust = ({n: t[v] for n, t in part.items()} for part in (buffers, aim, weight))
-            total, matched = objective(live, own, buffer, goal, trust, labels[v], learned, box)
+            walk = None if order is None else order[v]
+            total, matched = objective(live, own, buffer, goal, trust, labels[v], learned, box, walk)
             found = torch.autograd.grad(total, list(live.values()))
             gradients.append(dict(zip(live, found, strict=True)))
             costs.append(matched.detach())
@@ -253,6 +264,7 @@ class Matcher:
             labels,
             problem.learned,
             problem.box,
+            problem.order,
         )
 
     def _start(self, problem: Problem, attempt: int, of: Objective, found: Found | None = None) -> Variables:
@@ -285,7 +297,8 @@ class Matcher:
         labels = variables[LABELS].softmax(-1) if problem.labels is None else problem.labels
         for v in range(problem.count):  # a few times in an attack: not worth a compiled function
             buffers = {name: buffer.clone() for name, buffer in problem.buffers.row(v).items()}
-            made = self._plain_update(problem.params.row(v), buffers, inputs[v].detach(), labels[v])
+            order = None if problem.order is None else problem.order[v]
+            made = self._plain_update(problem.params.row(v), buffers, inputs[v].detach(), labels[v], order)
             rows.append({name: tensor.detach() for name, tensor in made.items()})
         return Tree.stack(rows)
 
@@ -297,14 +310,24 @@ class Matcher:
             of = self.recipe.objective(phase)
             if phase.reweighs and found is not None:
                 problem = self._reweighed(problem, *found)
+            if phase.reorders and found is not None:
+                update = self._plain_update if self.backend == "loop" else self._update
+                labels = problem.labels if problem.labels is not None else found.variables[LABELS].softmax(-1)
+                order = found_orders(problem, found.inputs, labels, update, stacked=self.backend != "loop")
+                problem = replace(problem, order=order)
             start = self._start(problem, attempt, of, found)
             streams = problem.streams.fold("descent", attempt, place)
             found, cost = self._phase(problem, phase, start, streams, notes, counter)
         assert found is not None
-        notes.last(found.inputs)
+        inputs = found.inputs
         labels = problem.labels if problem.labels is not None else found.variables[LABELS].argmax(-1)
+        notes.last(inputs)
+        if problem.order is not None:  # hand them in as they stand in the first epoch: so they are replayed
+            first = problem.order[:, 0]
+            inputs, labels = arranged(inputs, first), arranged(labels, first)
+            notes.arrange(first)
         return Reconstruction(
-            inputs=found.inputs,
+            inputs=inputs,
             labels=labels,
             cost=cost,
             seconds=time.perf_counter() - begun,

@@ -78,6 +78,12 @@ class Notes:
         """What is handed in, in place of the last iterate: a phase may be taken back, or projected at its end."""
         self.iterates.put(len(self.steps) - 1, inputs)
 
+    def arrange(self, order: Tensor) -> None:
+        """Put the examples of every iterate in another order (V, B)."""
+        rows, order = torch.arange(len(order))[:, None], order.cpu()
+        for step, inputs in enumerate(self.iterates):
+            self.iterates.put(step, inputs[rows, order])
+
 
 class Counter:
     """Counts steps over chunks and tries for a progress display."""

@@ -39,6 +39,8 @@ class Problem:
     labels: Tensor | None = None  # (V, B) where they are known
     box: Box | None = None
     local: LocalSteps | None = None  # unroll these steps instead of matching one gradient
+    behind: LocalSteps | None = None  # the local steps that the update stands for, whether they are unrolled or not
+    order: Tensor | None = None  # (V, epochs, B): which example stands where in each local epoch, as far as was found
     learned: Learned = field(default_factory=dict)  # what the attack fitted, for candidates that need it
     reweight: Reweight | None = None  # see Knowledge
     views: tuple[Tree, ...] = ()  # what each of several messages says, and
@@ -63,6 +65,7 @@ class Problem:
             labels=scene.labels,
             box=public.layout.box,
             local=scene.local,
+            behind=None if scene.updates.kind == "gradient" else LocalSteps.of(scene.updates),
             learned=learned or {},
             reweight=known.reweight,
             views=known.views,
@@ -103,5 +106,6 @@ class Problem:
             weight=self.weight.rows(index),
             views=tuple(view.rows(index) for view in self.views),
             labels=None if self.labels is None else self.labels[index],
+            order=None if self.order is None else self.order[index],
             streams=self.streams.rows(index),
         )

@@ -35,6 +35,7 @@ class Phase:
     priors: tuple[Prior | BatchNormStatistics, ...] | None = None  # others than the recipe's
     accepts: float | None = None  # keep what it finds only for victims whose final cost is below this
     reweighs: bool = False  # first trust every entry anew, by how well the inputs found so far explain it
+    reorders: bool = False  # first look for the order of the local steps that explains the update best with these
 
     @property
     def seeds(self) -> int:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from pathlib import Path
+from typing import Literal, Self
 
 from torch import Tensor, nn
 
@@ -17,6 +19,10 @@ from fedveil.streams import Streams
 from fedveil.tasks.inputs import Inputs, map_inputs
 from fedveil.tasks.layout import Layout
 from fedveil.workers import Workers
+
+# What an attacker who repeats local steps supposes of the order of examples. searched: looked for together with the
+# inputs; same: every epoch walks through them as they stand; mean: every step takes the mean gradient of all of them.
+StepOrder = Literal["searched", "same", "mean"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,17 +37,50 @@ class Public:
 
 @dataclass(frozen=True)
 class LocalSteps:
-    """The local training behind one FedAvg update, for an attacker who unrolls it.
+    """The local training behind one FedAvg update, as far as an attacker knows it.
 
-    The attacker knows how many steps of which rate were made, not which examples went into which batch: it supposes
-    that every epoch walks through the candidates in the same order.
+    Clients shuffle their examples in every epoch. The attacker knows how many steps of which rate and size were made,
+    not which examples went into which batch; `order` says what it makes of that.
     """
 
-    steps: int
-    batch_size: int
-    lr: float
+    lr: tuple[float, ...]  # of each step
+    batch_sizes: tuple[int, ...]  # of each step; every epoch goes through the same examples
+    epochs: int = 1
     momentum: float = 0.0
     weight_decay: float = 0.0
+    order: StepOrder = "searched"
+
+    @classmethod
+    def of(cls, updates: Updates, order: StepOrder = "searched") -> Self:
+        """Those behind some updates."""
+        rest = updates.momentum, updates.weight_decay
+        return cls(updates.lr, updates.batch_sizes, updates.local_epochs, *rest, order)
+
+    @property
+    def steps(self) -> int:
+        """Of all epochs."""
+        return len(self.lr)
+
+    @property
+    def in_epoch(self) -> int:
+        """Steps of one epoch."""
+        return self.steps // self.epochs
+
+    @property
+    def examples(self) -> int:
+        """Examples that every epoch goes through."""
+        return sum(self.batch_sizes[: self.in_epoch])
+
+    @property
+    def ordered(self) -> bool:
+        """Whether it matters at all which example comes when: not where every step takes all of them."""
+        return self.in_epoch > 1
+
+    @property
+    def places(self) -> tuple[slice, ...]:
+        """Where the batch of every step stands among the examples of all epochs, one epoch behind the other."""
+        ends = list(accumulate(self.batch_sizes))
+        return tuple(slice(end - size, end) for end, size in zip(ends, self.batch_sizes, strict=True))
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,33 +4,50 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
 from fedveil.attacks.scene import LocalSteps
-from fedveil.defenses.base import StepsBefore
+from fedveil.clients.sgd import at_rest, sgd_step
+from fedveil.defenses.base import StepsBefore, step_weight
 
 Row = dict[str, Tensor]
 
 
 def unrolled(
-    gradient: Callable[..., Row], local: LocalSteps, params: Row, buffers: Row, inputs: Tensor, labels: Tensor
+    gradient: Callable[..., Row],
+    local: LocalSteps,
+    params: Row,
+    buffers: Row,
+    inputs: Tensor,
+    labels: Tensor,
+    order: Tensor | None = None,
 ) -> Row:
     """The pseudo-gradient of local SGD, step by step, as a differentiable function of the inputs.
 
     Its scale is that of `Updates.gradient`: a constant gradient comes out as itself.
+
+    order: (epochs, examples), which example stands where in each epoch. Without one, every epoch walks through them as
+    they stand if the attacker supposes that; else every step takes the mean gradient of all examples, which is what a
+    random batch gives on average and does not depend on their order.
     """
-    weights, velocity = params, {name: torch.zeros_like(w) for name, w in params.items()}
-    batches = -(-len(inputs) // local.batch_size)  # the last of an epoch may be smaller
-    scale = pace = 0.0
-    for step in range(local.steps):
-        batch = slice((step % batches) * local.batch_size, (step % batches + 1) * local.batch_size)
-        found = gradient(weights, buffers, inputs[batch], labels[batch])
-        found = {n: g + local.weight_decay * weights[n] for n, g in found.items()} if local.weight_decay else found
-        velocity = {n: local.momentum * velocity[n] + g for n, g in found.items()}
-        pace = local.momentum * pace + 1
-        scale += local.lr * pace
-        weights = {n: w - local.lr * velocity[n] for n, w in weights.items()}
+    weights, velocity = params, at_rest(params, local.momentum)
+    if order is not None:
+        walk = order.reshape(-1)
+        inputs, labels = inputs[walk], labels[walk]
+    for lr, place in zip(local.lr, local.places, strict=True):
+        if order is not None:
+            data = inputs[place], labels[place]
+        elif local.order == "same" or not local.ordered:
+            first = place.start % local.examples
+            again = slice(first, first + place.stop - place.start)
+            data = inputs[again], labels[again]
+        else:
+            data = inputs, labels
+        found = gradient(weights, buffers, *data)
+        weights, velocity = sgd_step(
+            weights, found, velocity, lr=lr, momentum=local.momentum, weight_decay=local.weight_decay
+        )
+    scale = step_weight(local.lr, local.momentum)
     return {name: (params[name] - w) / scale for name, w in weights.items()}
 
 

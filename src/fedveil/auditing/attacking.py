@@ -16,7 +16,7 @@ from fedveil.attacks.finding import Finding, Links, Reconstruction
 from fedveil.attacks.iterates import Iterates
 from fedveil.attacks.lab import Lab
 from fedveil.attacks.running import run_each
-from fedveil.attacks.scene import Candidates, LocalSteps, Scene
+from fedveil.attacks.scene import Candidates, LocalSteps, Scene, StepOrder
 from fedveil.auditing.auxiliary import Auxiliary
 from fedveil.auditing.case import Case
 from fedveil.auditing.keys import (
@@ -61,14 +61,18 @@ class Shown:
 def scene_of(case: Case, attack: Attack, shown: Shown) -> Scene:
     """What an attacker who knows no defense has of some updates."""
     views = (shown.updates, *shown.views) if shown.views else ()
-    updates = mean_of(views) if views else shown.updates
-    unrolled = updates.kind != "gradient" and case.settings.local_steps == "unrolled"
+    updates, settings = mean_of(views) if views else shown.updates, case.settings
+    unrolled = updates.kind != "gradient" and settings.local_steps == "unrolled"
+    local = local_steps(updates, settings.step_order) if unrolled else None
+    labels = shown.labels
+    if labels is not None and local is not None and local.ordered:
+        labels = labels.sort(1).values  # who knows the labels does not know in which batch they were
     return Scene(
         public=case.public,
         updates=updates,
         streams=Streams.seeded(case.seed, range(updates.count), "attack", shown.round),
-        labels=shown.labels if "labels" in attack.needs else None,
-        local=local_steps(updates) if unrolled else None,
+        labels=labels if "labels" in attack.needs else None,
+        local=local,
         candidates=shown.candidates if "candidates" in attack.needs else None,
         bench=case.bench,
         views=views,
@@ -106,15 +110,9 @@ def noise_like(update: Tree, streams: Streams) -> Tree:
     return noise.map(lambda tensor: tensor * per_client(scale, tensor))
 
 
-def local_steps(updates: Updates) -> LocalSteps:
-    """The local training behind updates, for an attacker who repeats it."""
-    return LocalSteps(
-        steps=updates.steps,
-        batch_size=updates.batch_sizes[0],
-        lr=updates.lr[0],
-        momentum=updates.momentum,
-        weight_decay=updates.weight_decay,
-    )
+def local_steps(updates: Updates, order: StepOrder = "searched") -> LocalSteps:
+    """The local training behind updates, for an attacker who repeats it and supposes this of its order."""
+    return LocalSteps.of(updates, order)
 
 
 # ---- fit ---------------------------------------------------------------------------------------------------

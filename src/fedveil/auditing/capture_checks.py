@@ -89,13 +89,11 @@ def examples_of(capture: Capture) -> int:
     return sum(_epoch(capture))
 
 
-def steps_alike(capture: Capture) -> bool:
-    """Whether all local steps are of one size and rate, but for a smaller last batch of every epoch."""
-    epoch = _epoch(capture)
-    size, rest = epoch[0], epoch[-1]
-    whole = (*(size,) * (len(epoch) - 1), rest)
-    epochs = capture.steps // len(epoch)
-    return rest <= size and capture.batch_sizes == whole * epochs and len(set(capture.lr)) == 1
+def epochs_alike(capture: Capture) -> bool:
+    """Whether every local epoch has as many examples, which may come in batches of any sizes and rates."""
+    length = len(_epoch(capture))
+    starts = range(0, capture.steps, length)
+    return len({sum(capture.batch_sizes[start : start + length]) for start in starts}) == 1
 
 
 def _epoch(capture: Capture) -> tuple[int, ...]:

@@ -85,6 +85,7 @@ def described(shop: CaptureShop, promised: Statement, among: int) -> dict[str, A
         rounds=settings.rounds,
         attackers=settings.attackers,
         local_steps=settings.local_steps if updates.kind != "gradient" else None,
+        step_order=settings.step_order if updates.steps > updates.local_epochs else None,
         captured=message_words(updates.kind, updates.steps),
         stated=known.stated,
     )

@@ -16,8 +16,8 @@ from fedveil.auditing.capture_checks import (
     Attackable,
     CaptureSetting,
     check_captures,
+    epochs_alike,
     examples_of,
-    steps_alike,
 )
 from fedveil.auditing.capture_truth import Data, OneTruth, originals_of, others_of, read_truths
 from fedveil.auditing.case import Case
@@ -114,8 +114,8 @@ def _settings(given: AuditSettings, captures: Sequence[Capture], known: Attackab
         victims=len(captures),
         batch_size=examples_of(first),
         rounds=tuple(sorted({capture.round for capture in captures})),
-        # An attack can repeat only steps of one size and rate; of others it matches the mean gradient.
-        local_steps=given.local_steps if steps_alike(first) else "pseudo-gradient",
+        # An attack can repeat only epochs of the same examples; of others it matches the mean gradient.
+        local_steps=given.local_steps if epochs_alike(first) else "pseudo-gradient",
         attackers=given.attackers if chain.defenses else "both",
     )
 

@@ -218,6 +218,7 @@ def _situation(shop: Workshop) -> Situation:
         rounds=settings.rounds,
         attackers=settings.attackers,
         local_steps=settings.local_steps if local else None,
+        step_order=settings.step_order if local and settings.batch_size > federation.batch_size else None,
         trained_in=None if local else federation.batch_size,
         views=settings.views,
     )

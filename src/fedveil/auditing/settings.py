@@ -30,6 +30,9 @@ class AuditSettings:
     source: Literal["clients", "test"] = "clients"  # "test": test examples in their order
     rounds: tuple[Count, ...] = (1,)  # at whose start the updates are computed
     local_steps: Literal["unrolled", "pseudo-gradient"] = "unrolled"  # how FedAvg updates are attacked
+    # What an attacker who unrolls them makes of the order of examples, which is not known: looks for it; supposes the
+    # same in every epoch; takes the mean gradient of all examples in every step.
+    step_order: Literal["searched", "same", "mean"] = "searched"
     attackers: Literal["both", "naive", "adaptive"] = "both"
     link: bool = True  # ask, too, whether updates can be linked to known examples: seconds, and no picture is needed
     auxiliary: str = HELD_OUT  # what attackers may learn from: every second held-out test example; none; a data set

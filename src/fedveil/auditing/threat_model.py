@@ -24,9 +24,16 @@ _LABELS = {
     "optimized": "The attacker searches for the labels together with the inputs.",
 }
 _LOCAL_STEPS = {
-    "unrolled": "The attacker repeats the local steps, supposing that every epoch walks through the examples in the "
-    "same order.",
+    "unrolled": "The attacker repeats the local steps.",
     "pseudo-gradient": "The attacker takes the change of the weights for one gradient.",
+}
+_STEP_ORDERS = {
+    "searched": "Which examples a local step took is not known. The attacker looks for the order that explains the "
+    "update best.",
+    "same": "Which examples a local step took is not known. The attacker supposes that every epoch walks through them "
+    "in the same order.",
+    "mean": "Which examples a local step took is not known. The attacker supposes that every step took the mean "
+    "gradient of all of them.",
 }
 PRIORS = frozenset({"generator", "gias"})  # attacks whose pictures come out of a generator that was trained for it
 _MESSAGES: dict[MessageKind, str] = {
@@ -141,6 +148,7 @@ class Situation:
     rounds: tuple[int, ...]
     attackers: str = "both"  # as `AuditSettings` has it
     local_steps: str | None = None  # how the local steps behind an update were attacked; None where there are none
+    step_order: str | None = None  # what is supposed of the order of examples, where several steps make up an epoch
     trained_in: int | None = None  # examples of the batches that clients send in training, one by one
     captured: str | None = None  # what was captured, in words; None in an audit, which makes its own updates
     views: int = 1  # messages about each batch, each protected anew
@@ -182,6 +190,9 @@ def assumptions(situation: Situation, attempted: Attempted) -> list[Assumption]:
     if situation.local_steps is not None:
         local = situation.local_steps
         found.append(Assumption(switch="local steps", setting=local, words=_LOCAL_STEPS[local]))
+    if situation.local_steps == "unrolled" and situation.step_order is not None:
+        order = situation.step_order
+        found.append(Assumption(switch="order of the examples", setting=order, words=_STEP_ORDERS[order]))
     if _dropout(situation.model):
         found.append(
             Assumption(

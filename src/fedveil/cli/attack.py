@@ -81,7 +81,7 @@ def _run(given: AttackOptions, out: Path, pool: Workers) -> None:
         shop = CaptureShop.open(asked, store_of(given.store), pool)
         write_atomically(out / MARK, UNFINISHED)
         if shop.updates.kind != "gradient" and shop.case.settings.local_steps == "pseudo-gradient":
-            told.append("the local steps differ in size or rate: their mean gradient is matched")
+            told.append("the local epochs differ in size: their mean gradient is matched")
         for line in told:
             display.stage(line)
         outcome = attack_captures(shop, display.watch(), _command(given))

@@ -200,6 +200,15 @@ SETTINGS = (
         "audit",
     ),
     Setting(
+        "audit.step_order",
+        "--step-order",
+        "text",
+        "Their unknown order: searched, the same in every epoch, or mean.",
+        AUDIT,
+        "searched",
+        "audit",
+    ),
+    Setting(
         "audit.views",
         "--views",
         "number",

@@ -1,0 +1,145 @@
+"""The order of examples in local epochs, which an attacker does not know and can look for.
+
+Which examples shared a batch, and which came first, decides at which weights each gradient was taken. At usual rates
+that makes up several percent of an update: far more than inputs that are nearly right leave unexplained. So inputs and
+order are looked for in turns: inputs first as if every step took the mean gradient, which knows no order; then the order
+in which these inputs explain the update best; then better inputs in that order; and so on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from fedveil.attacks.match import MATCHES
+from fedveil.attacks.optimizers import LBFGS
+from fedveil.attacks.problem import Problem
+from fedveil.attacks.recipe import Phase, Recipe
+from fedveil.attacks.scene import LocalSteps
+from fedveil.streams import Streams
+from fedveil.tree import size_in_bytes
+
+ROUNDS = 4  # parts of a phase, with a search before each
+DRAWN = 32  # random orders, of which the best is where the first search begins
+SWAPS = 256  # exchanges of two examples that are tried in a sweep, at most
+SWEEPS = 16  # of a search, at most
+GAIN = 1e-3  # a sweep that lowers the cost by less than this share is the last one
+MOST_BYTES = 64 * 2**20  # of updates that are made at a time
+
+Cost = Callable[[Tensor], Tensor]  # of orders (M, epochs, B): (M,)
+
+
+def with_search(recipe: Recipe, local: LocalSteps | None) -> Recipe:
+    """The recipe with as many steps, between which the order of the local steps is looked for if it is not known."""
+    if local is None or local.order != "searched" or not local.ordered:
+        return recipe
+    return replace(recipe, tries=tuple(_searching(phases) for phases in recipe.tries))
+
+
+def _searching(phases: Sequence[Phase]) -> tuple[Phase, ...]:
+    parts = [part for phase in phases for part in _parts(phase)]
+    # There is nothing to go by before the first.
+    return (parts[0], *(replace(part, reorders=True) for part in parts[1:]))
+
+
+def _parts(phase: Phase) -> list[Phase]:
+    rounds = min(ROUNDS, phase.steps)
+    shares = [phase.steps // rounds + (number < phase.steps % rounds) for number in range(rounds)]
+    return [replace(phase, steps=share) for share in shares]
+
+
+def found_orders(
+    problem: Problem, inputs: Tensor, labels: Tensor, update: Callable[..., dict[str, Tensor]], *, stacked: bool
+) -> Tensor:
+    """The order (V, epochs, B) in which the inputs (V, B, ...) found so far explain each victim's update best.
+
+    update: what a client would have shared, of (params, buffers, inputs, labels, order). stacked: it takes `vmap`.
+    """
+    assert problem.local is not None
+    found = []
+    for v in range(problem.count):
+        target, weight = problem.target.row(v), problem.weight.row(v)
+        at = problem.params.row(v), problem.buffers.row(v), inputs[v].detach(), labels[v].detach()
+        aim, compare = MATCHES["relative-l2"].aim(target, weight), MATCHES["relative-l2"].of
+        most = max(1, MOST_BYTES // max(size_in_bytes(target.values()), 1))
+
+        def one(order: Tensor, at=at, aim=aim, weight=weight) -> Tensor:
+            return compare(update(*at, order), aim, weight)
+
+        def cost(orders: Tensor, one=one, most=most) -> Tensor:
+            if not stacked:
+                return torch.stack([one(order).detach() for order in orders])
+            return torch.cat([vmap(one)(part).detach() for part in orders.split(most)])
+
+        streams = problem.streams.rows([v]).fold("order")
+        known = None if problem.order is None else problem.order[v]
+        found.append(searched(cost, problem.local, streams, known))
+    return torch.stack(found).to(inputs.device)
+
+
+def searched(cost: Cost, local: LocalSteps, streams: Streams, known: Tensor | None = None) -> Tensor:
+    """An order (epochs, B) of low cost: exchange examples between batches as long as that lowers it.
+
+    known: where the search begins; else at the best of some that are drawn.
+    """
+    if known is None:
+        begin = torch.stack(
+            [torch.stack([streams.permutation(local.examples)[0] for _ in range(local.epochs)]) for _ in range(DRAWN)]
+        )
+    else:
+        begin = known[None]
+    costs = cost(begin)
+    best, lowest = begin[costs.argmin()], float(costs.min())
+    pairs = _exchanges(local)
+    for _ in range(SWEEPS):
+        tried = pairs if len(pairs) <= SWAPS else pairs[streams.permutation(len(pairs))[0, :SWAPS]]
+        costs = cost(_exchanged(best, tried))
+        order = costs.argsort()
+        # The best exchange of each epoch; together they are mostly better still.
+        chosen, seen = [], set()
+        for i in order.tolist():
+            e = int(tried[i, 0])
+            if float(costs[i]) < lowest and e not in seen:
+                chosen.append(tried[i])
+                seen.add(e)
+        if not chosen:
+            break
+        combos, current = [], best
+        for move in chosen:
+            current = _exchanged(current, move[None])[0]
+            combos.append(current)
+        combos = torch.stack(combos)
+        costs = cost(combos)
+        if not float(costs.min()) < lowest * (1 - GAIN):
+            break
+        best, lowest = combos[costs.argmin()], float(costs.min())
+    return best
+
+
+def _exchanges(local: LocalSteps) -> Tensor:
+    """All exchanges of two places in different batches of an epoch: rows (epoch, place, place)."""
+    found = []
+    for epoch in range(local.epochs):
+        sizes = local.batch_sizes[epoch * local.in_epoch : (epoch + 1) * local.in_epoch]
+        batch = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+        one, other = torch.triu_indices(len(batch), len(batch), 1)
+        apart = batch[one] != batch[other]
+        found.append(torch.stack([torch.full_like(one[apart], epoch), one[apart], other[apart]], 1))
+    return torch.cat(found)
+
+
+def _exchanged(order: Tensor, moves: Tensor) -> Tensor:
+    """The order after each of some exchanges: (M, epochs, B)."""
+    made = order.repeat(len(moves), 1, 1)
+    rows, (epoch, one, other) = torch.arange(len(moves)), moves.T
+    made[rows, epoch, one], made[rows, epoch, other] = order[epoch, other], order[epoch, one]
+    return made
+
+
+def arranged(values: Tensor, order: Tensor) -> Tensor:
+    """Values (V, B, ...) in the order (V, B) of each victim."""
+    return values[torch.arange(len(order), device=order.device)[:, None], order]
