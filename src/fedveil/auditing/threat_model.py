@@ -27,7 +27,7 @@ _LOCAL_STEPS = {
     "same order.",
     "pseudo-gradient": "The attacker takes the change of the weights for one gradient.",
 }
-PRIORS = frozenset({"generator", "gias"})  # attacks whose pictures come out of a generator that was trained for it
+PRIORS = frozenset({"gias", "latent-start"})  # attacks whose pictures come out of a generator that was trained for it
 _MESSAGES: dict[MessageKind, str] = {
     "gradient": "gradients",
     "weights": "weights after {}",
@@ -105,6 +105,7 @@ class Attempted:
     candidates: int | None = None  # that those who link updates are given; None where none does
     auxiliary: Auxiliary | None = None  # what some of them learned from
     learned: tuple[str, ...] = ()  # the names of these
+    brought: Mapping[str, str] = field(default_factory=dict)  # what others have from elsewhere, by name
     left_out: Mapping[str, str] = field(default_factory=dict)  # why others were not run, by name
 
     @classmethod
@@ -123,6 +124,7 @@ class Attempted:
             candidates=among if any(each.question == "link" for each in attacks) else None,
             auxiliary=auxiliary if learned else None,
             learned=learned if auxiliary is not None else (),
+            brought={each.name: each.brings for each in attacks if each.brings},
             left_out=left_out or {},
         )
 
@@ -180,6 +182,7 @@ def assumptions(situation: Situation, attempted: Attempted) -> list[Assumption]:
         )
     if attempted.auxiliary is not None:
         found.append(_auxiliary(attempted.auxiliary, attempted.learned))
+    found += [_brought(name, what) for name, what in attempted.brought.items()]
     if situation.local_steps is not None:
         local = situation.local_steps
         found.append(Assumption(switch="local steps", setting=local, words=_LOCAL_STEPS[local]))
@@ -201,6 +204,14 @@ def _auxiliary(data: Auxiliary, learned: Sequence[str]) -> Assumption:
         f"a client's, a victim's, or one that a victim's is told from. {data.told}"
     )
     return Assumption(switch="auxiliary data", setting=data.words, words=words.strip())
+
+
+def _brought(name: str, what: str) -> Assumption:
+    words = (
+        f"{name} has {what}, which it was given. Whether these hold examples of the clients or the victims was not "
+        "checked: if they do, the attack gets more than it should."
+    )
+    return Assumption(switch=f"brought by {name}", setting=what, words=words)
 
 
 def _attacked_update(situation: Situation) -> Assumption:
@@ -249,6 +260,7 @@ def not_given(model: nn.Module, attempted: Attempted) -> list[str]:
     others = "other data of the same kind, beyond its normalization"
     if attempted.auxiliary is not None:
         others += f" (but {_and(attempted.learned)} had {attempted.auxiliary.words})"
+    others += "".join(f" (but {name} had {what})" for name, what in attempted.brought.items())
     items = [f"the clients' data, or any part of it{linking}", "the random numbers that the defense drew", others]
     return items + (["the statistics of the victim's batch"] if _batch_norm(model) else [])
 
