@@ -21,8 +21,10 @@ from hypothesis.strategies import SearchStrategy
 from torch import Tensor, nn
 
 from fedveil.attacks.finding import Finding, Links, Reconstruction
+from fedveil.attacks.generator import GeneratorSettings, decoded
 from fedveil.attacks.inverting_gradients import InvertingGradients
 from fedveil.attacks.iterates import Iterates
+from fedveil.attacks.prior_file import Prior
 from fedveil.auditing.attacking import _FindingForm
 from fedveil.auditing.capture_checks import CaptureSetting, check_captures, examples_of
 from fedveil.auditing.captures import attack
@@ -35,6 +37,7 @@ from fedveil.federation.run import federate
 from fedveil.federation.settings import FederationSettings
 from fedveil.fields import declared
 from fedveil.leakage import lpips, reference
+from fedveil.tasks.examples import ArrayExamples
 from fedveil.tasks.task import Task
 from fedveil.tensorfile import KEY, ORDER, seal
 from fedveil.tree import Tree
@@ -268,6 +271,29 @@ def _read_entries(folder: Path) -> object:
     return found
 
 
+# ---- generators ----------------------------------------------------------------------------------------------
+
+
+def _priors() -> SearchStrategy[Files]:
+    pictures = torch.rand(12, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    examples = ArrayExamples(pictures, torch.arange(12) % 3)
+    made = Prior.train(examples, "noise", settings=GeneratorSettings(latents=2, epochs=1))
+    _drawn(made)  # what a first drawing loads must not count against a file
+    content = written(lambda folder: made.save(folder / "prior.safetensors"), "prior.safetensors")
+    return named("prior.safetensors", forged(content))
+
+
+def _read_prior(folder: Path) -> object:
+    """Whatever is accepted as a generator must draw."""
+    return _drawn(Prior.load(folder / "prior.safetensors"))
+
+
+def _drawn(prior: Prior) -> Tensor:
+    drawn = decoded(prior.weights, prior.weights["mean"][None], prior.header.shape)
+    assert drawn.shape == (1, *prior.header.shape)
+    return drawn
+
+
 # ---- weights -------------------------------------------------------------------------------------------------
 
 
@@ -348,6 +374,7 @@ RUN_READERS = (
     Reader("truth", _truths, lambda folder: Truth.load(folder / "truth.safetensors"), 800),
     Reader("checkpoint", _checkpoints, _read_checkpoint, 1500),
     Reader("kept finding", _entries, _read_entries, 1000),
+    Reader("prior", _priors, _read_prior, 1000),
     Reader("lpips weights", _weights, _read_weights, 800),
     Reader("lpips package", _packaged, _read_packaged, 800),
     Reader("reference cache", _references, _read_reference, 500),

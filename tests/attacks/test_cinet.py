@@ -98,7 +98,9 @@ def test_norms_stay_bounded_as_weights_move():
     phase, start = SHORT.recipe().tries[0][0], started(problem)
     fixed = weights._fixed(problem, SHORT.recipe().objective(phase))
     objective = SHORT.recipe().objective(phase)
-    calls = Descent(lambda at: weights._evaluate(at, fixed, objective), lambda _: None, lambda _: None, lambda _: None)
+    calls = Descent(
+        lambda at: weights._evaluate(at, fixed, objective), lambda _: None, lambda _: None, lambda _: None, nothing_yet
+    )
     moved = Adam(lr=0.05, signed=True, decay=False).minimize(start, 4, calls)
     kernels = [tensor[0] for name, tensor in moved.items() if tensor.dim() == 5 and tensor.shape[-1] == 3]
     assert len(kernels) == 4
@@ -217,7 +219,7 @@ def test_every_victim_hands_in_its_lowest_place():
         cost = torch.tensor([costs.get(value, value) for value in at["x"].flatten().tolist()])
         return at, cost
 
-    descent = Descent(evaluate, lambda _: None, lambda _: None, lambda _: None)
+    descent = Descent(evaluate, lambda _: None, lambda _: None, lambda _: None, nothing_yet)
     start = {"x": torch.tensor([[9.0], [9.0], [7.0]])}
     found = Lowest(Wandering(places)).minimize(start, 3, descent)
     assert found["x"].flatten().tolist() == [1.0, 1.0, 7.0]

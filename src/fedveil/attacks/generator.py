@@ -32,6 +32,7 @@ AT_ONCE = 256  # pictures that are encoded at a time
 STEPS = 3000  # that are made where the number of epochs is not given
 MOST_EPOCHS = 100  # that this comes to: few pictures are not learned by heart
 RATE = 4e-3  # Adam's rate at its highest
+WARM_UP = 0.2  # share of the steps in which the rate rises
 HELD_OUT = 1000  # pictures that are held out to measure the error on, at most a tenth
 LEAST_SPREAD = 1e-4  # of a direction of codes, relative to the widest
 Part = TypeVar("Part")
@@ -236,7 +237,7 @@ def _descend(
     shape, batches = tuple(pictures.shape[1:]), batches_of(len(pictures))
     moved = [tensor.requires_grad_() for tensor in (*weights.values(), *encoder.values())]
     optimizer = torch.optim.Adam(moved, lr=RATE)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, total_steps=epochs * batches + 1, pct_start=0.2)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _pace((step + 1) / (epochs * batches + 1)))
     for step, rows in enumerate(_walk(len(pictures), epochs, batches, streams)):
         some = pictures[rows]
         optimizer.zero_grad()
@@ -247,6 +248,11 @@ def _descend(
             report(step + 1, epochs * batches)
     for tensor in moved:
         tensor.requires_grad_(False).grad = None
+
+
+def _pace(done: float) -> float:
+    """The share of the highest rate after a share of the steps: up in a fifth of them, then down along a cosine."""
+    return done / WARM_UP if done < WARM_UP else 0.5 + 0.5 * math.cos(math.pi * (done - WARM_UP) / (1 - WARM_UP))
 
 
 def _walk(pictures: int, epochs: int, batches: int, streams: Streams) -> Iterator[Tensor]:

@@ -132,16 +132,16 @@ class GeneratorAttack(GradientMatching):
         candidate = Latents(self.latent_norm if weight is None else weight)
         return Phase(self.steps, Adam(lr=self.lr, signed=False, decay=False), candidate=candidate, priors=())
 
-    def in_latents_alone(self, weights: tuple[float, ...]) -> tuple[Recipe, ...]:
-        """This search and nothing after it, for each of some weights, the strongest first.
+    @property
+    def slack(self) -> float:
+        """Nats by which the truth is expected to explain an update worse than what fits best: half for each latent."""
+        return (prior_at(self.prior).header.latents if self.prior else self.latents) / 2
 
-        All of them rest on the same few numbers. By likelihood, the truth is expected within half a nat for each of
-        these of what fits best: the strongest within that counts.
-        """
+    def in_latents_alone(self, weights: tuple[float, ...]) -> tuple[Recipe, ...]:
+        """This search and nothing after it, for each of some weights, the strongest first."""
         strengths = [*(each for each in weights if each > self.latent_norm), self.latent_norm]
-        latents = prior_at(self.prior).header.latents if self.prior else self.latents
         return tuple(
-            Recipe(tries=((self.in_latents(each),),), labels=self.labels, slack=latents / 2) for each in strengths
+            Recipe(tries=((self.in_latents(each),),), labels=self.labels, slack=self.slack) for each in strengths
         )
 
     def besides(self) -> tuple[Recipe, ...]:

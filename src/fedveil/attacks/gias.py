@@ -52,6 +52,10 @@ class GIAS(GeneratorAttack):
         phases = (self.in_latents(), Phase(self.weight_steps, adam, candidate=GeneratorCopies()))
         return Recipe(priors=priors, tries=(phases,) * self.restarts, labels=self.labels)
 
+    def under_noise(self) -> tuple[Recipe, ...]:
+        """The generator's own pictures, and those of copies, which few steps hardly fit to noise."""
+        return (*super().under_noise(), replace(self.recipe(), slack=self.slack))
+
     def pieces(self, scene: Scene) -> list[Scene]:
         """No more victims than copies of a generator fit into memory."""
         shapes = decoder_of(shapes_of(scene.public.layout.shape, self.latents, 1))

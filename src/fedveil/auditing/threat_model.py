@@ -35,7 +35,7 @@ _STEP_ORDERS = {
     "mean": "Which examples a local step took is not known. The attacker supposes that every step took the mean "
     "gradient of all of them.",
 }
-PRIORS = frozenset({"generator", "gias"})  # attacks whose pictures come out of a generator that was trained for it
+PRIORS = frozenset({"gias", "latent-start"})  # attacks whose pictures come out of a generator that was trained for it
 _MESSAGES: dict[MessageKind, str] = {
     "gradient": "gradients",
     "weights": "weights after {}",
@@ -114,6 +114,7 @@ class Attempted:
     auxiliary: Auxiliary | None = None  # what some of them learned from
     learned: tuple[str, ...] = ()  # the names of these
     statistics: tuple[str, ...] = ()  # the names of those that use the batch-norm statistics of the global model
+    brought: Mapping[str, str] = field(default_factory=dict)  # what others have from elsewhere, by name
     left_out: Mapping[str, str] = field(default_factory=dict)  # why others were not run, by name
 
     @classmethod
@@ -133,6 +134,7 @@ class Attempted:
             auxiliary=auxiliary if learned else None,
             learned=learned if auxiliary is not None else (),
             statistics=tuple(each.name for each in attacks if STATISTICS in each.threat.knows),
+            brought={each.name: each.brings for each in attacks if each.brings},
             left_out=left_out or {},
         )
 
@@ -187,6 +189,7 @@ def assumptions(situation: Situation, attempted: Attempted) -> list[Assumption]:
         )
     if attempted.auxiliary is not None:
         found.append(_auxiliary(attempted.auxiliary, attempted.learned))
+    found += [_brought(name, what) for name, what in attempted.brought.items()]
     if situation.local_steps is not None:
         local = situation.local_steps
         found.append(Assumption(switch="local steps", setting=local, words=_LOCAL_STEPS[local]))
@@ -224,6 +227,14 @@ def _statistics(model: nn.Module, used_by: Sequence[str]) -> Assumption:
             "which holds if the clients' data are alike and their statistics are shared."
         )
     return Assumption(switch="batch-norm statistics", setting=setting, words=words)
+
+
+def _brought(name: str, what: str) -> Assumption:
+    words = (
+        f"{name} has {what}, which it was given. Whether these hold examples of the clients or the victims was not "
+        "checked: if they do, the attack gets more than it should."
+    )
+    return Assumption(switch=f"brought by {name}", setting=what, words=words)
 
 
 def _attacked_update(situation: Situation) -> Assumption:
@@ -285,6 +296,7 @@ def not_given(model: nn.Module, attempted: Attempted) -> list[str]:
     others = "other data of the same kind, beyond its normalization"
     if attempted.auxiliary is not None:
         others += f" (but {_and(attempted.learned)} had {attempted.auxiliary.words})"
+    others += "".join(f" (but {name} had {what})" for name, what in attempted.brought.items())
     items = [f"the clients' data, or any part of it{linking}", "the random numbers that the defense drew", others]
     return items + (["the statistics of the victim's batch"] if _batch_norm(model) else [])
 

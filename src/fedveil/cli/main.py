@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from fedveil.cli import data as data_command
+from fedveil.cli import prior as prior_command
 from fedveil.cli.display import Stopped, debugging, set_up_logging
 from fedveil.cli.listing import KINDS, kinds_like, names_like, show_list
 from fedveil.cli.options import SETTINGS, Given, names_of, with_settings
@@ -31,6 +32,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(data_command.app, name="data")
+app.add_typer(prior_command.app, name="prior")
 store_app = typer.Typer(help="List and remove what audits keep for each other.")
 app.add_typer(store_app, name="store")
 
