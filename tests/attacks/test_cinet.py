@@ -99,7 +99,11 @@ def test_norms_stay_bounded_as_weights_move():
     fixed = weights._fixed(problem, SHORT.recipe().objective(phase))
     objective = SHORT.recipe().objective(phase)
     calls = Descent(
-        lambda at: weights._evaluate(at, fixed, objective), lambda _: None, lambda _: None, lambda _: None, nothing_yet
+        lambda at: weights._evaluate(at, fixed, objective)[:2],
+        lambda _: None,
+        lambda _: None,
+        lambda _: None,
+        lambda: torch.zeros(1),
     )
     moved = Adam(lr=0.05, signed=True, decay=False).minimize(start, 4, calls)
     kernels = [tensor[0] for name, tensor in moved.items() if tensor.dim() == 5 and tensor.shape[-1] == 3]
@@ -219,7 +223,7 @@ def test_every_victim_hands_in_its_lowest_place():
         cost = torch.tensor([costs.get(value, value) for value in at["x"].flatten().tolist()])
         return at, cost
 
-    descent = Descent(evaluate, lambda _: None, lambda _: None, lambda _: None, nothing_yet)
+    descent = Descent(evaluate, lambda _: None, lambda _: None, lambda _: None, lambda: torch.zeros(1))
     start = {"x": torch.tensor([[9.0], [9.0], [7.0]])}
     found = Lowest(Wandering(places)).minimize(start, 3, descent)
     assert found["x"].flatten().tolist() == [1.0, 1.0, 7.0]

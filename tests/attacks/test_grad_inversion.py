@@ -43,7 +43,8 @@ def valley(at):
 
 def flat_descent(count=2, evaluate=valley):
     nothing = lambda *_: None  # noqa: E731
-    return Descent(evaluate, nothing, nothing, nothing, Streams.seeded(1, range(count)), torch.zeros(count, 2).long())
+    streams, labels = Streams.seeded(1, range(count)), torch.zeros(count, 2).long()
+    return Descent(evaluate, nothing, nothing, nothing, nothing, streams, labels)
 
 
 def spread(rows, seeds):

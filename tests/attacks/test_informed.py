@@ -107,7 +107,7 @@ def test_under_clipping_and_noise_distances_are_in_units_of_the_noise_per_input(
         phase = found.recipe.tries[0][-1]
         made = Matcher(found.problem, found.recipe, STACKED)
         objective = found.recipe.objective(phase)
-        _, cost = made._evaluate({"inputs": inputs}, made._fixed(found.problem, objective), objective)
+        _, cost, _ = made._evaluate({"inputs": inputs}, made._fixed(found.problem, objective), objective)
         expected = scene.updates.message.size / (2 * inputs[0].numel())
         torch.testing.assert_close(cost, torch.full_like(cost, expected), rtol=0.1, atol=0)
 

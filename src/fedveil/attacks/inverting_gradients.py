@@ -13,7 +13,7 @@ from fedveil.attacks.recipe import LabelsFrom, Phase, Recipe
 from fedveil.fields import Count, NonNegative, Positive, RepeatsOrZero, declared
 from fedveil.registry import attacks
 
-PATIENCE = 25  # steps of Adam without a lower cost after which a victim waits for the next rate
+PATIENCE = 25  # steps of Adam in which nothing changes: a victim waits for the next rate
 SMOOTHER = (3e-2, 1e-2, 3e-3)  # weights of the prior that are tried where a defense adds noise
 
 
@@ -32,6 +32,7 @@ class InvertingGradients(GradientMatching):
     """
 
     paper = "Geiping, Bauermeister, Dröge, Moeller, Inverting Gradients, NeurIPS 2020"
+    revision = 2
     steps: Count = 1600  # steps of Adam
     lr: Positive = 0.1  # Adam's rate at the start
     total_variation: NonNegative = 1e-5  # α in the paper: weight of the prior that favors smooth pictures
@@ -42,7 +43,7 @@ class InvertingGradients(GradientMatching):
     polish: RepeatsOrZero = 20
     restarts: Count = 2  # tries; the one with the lowest final cost wins
     alternate: bool = True  # every second try turns `signed` round
-    settle: bool = True  # a victim whose cost has stopped falling rests until Adam's rate falls, or for good
+    settle: bool = True  # a victim whose cost stays as it is rests until Adam's rate falls, or for good
     labels: LabelsFrom = "known"  # told, read off the update (idlg: of a batch of one), or optimized with the pixels
 
     def recipe(self) -> Recipe:

@@ -12,8 +12,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from fedveil.attacks.rest import Rest
-
 Evaluate = Callable[[Tensor], tuple[Tensor, Tensor]]  # (V, n) -> costs (V,), gradients (V, n)
 
 
@@ -44,10 +42,10 @@ class StackedLBFGS:
         self._previous: Tensor  # gradients before the last move
         self._finite: Tensor  # the last point of each row with a finite cost and gradient
 
-    def step(self, point: Tensor, evaluate: Evaluate, rest: Rest | None = None) -> tuple[Tensor, Tensor]:
+    def step(self, point: Tensor, evaluate: Evaluate, resting: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The new points and the costs at the start of the step.
 
-        rest: is shown these costs; rows that rest by it stay where they are.
+        resting: rows (V,) that stay where they are.
         """
         cost, gradient = evaluate(point)
         if self._memory is None:
@@ -59,8 +57,8 @@ class StackedLBFGS:
         finite = _finite(cost, gradient)
         point = self.settle(point, finite)
         active = finite & (gradient.abs().amax(1) > self.tolerance_grad)
-        if rest is not None:
-            active = active & ~rest.see(first_cost)
+        if resting is not None:
+            active = active & ~resting
         for iteration in range(1, self.max_iter + 1):
             if not bool(active.any()):
                 break

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedveil.attacks.candidate import Variables
 from fedveil.attacks.lbfgs import StackedLBFGS
-from fedveil.attacks.rest import Rest
+from fedveil.attacks.rest import Rest, RestOverSteps
 from fedveil.streams import Streams
 from fedveil.tree import Tree, at_least_single, per_client
 
@@ -52,7 +52,8 @@ class Adam:
     lr: float = 0.1
     signed: bool = True  # Adam sees the sign of the gradient only
     decay: bool = True  # the rate falls to a tenth at 3/8, 5/8 and 7/8 of the steps
-    patience: int | None = None  # a victim whose cost does not fall for so long rests until the rate falls; none: never
+    # A victim whose objective stays as it is for so many steps rests until the rate falls, if it does. None: never.
+    patience: int | None = None
 
     def minimize(self, start: Variables, steps: int, descent: Descent) -> Variables:
         """Project after every step. A victim whose gradient is no longer finite rests where it is.
@@ -107,7 +108,7 @@ class LBFGS:
     evaluations: ClassVar[int] = 20
     lr: float = 1.0
     scale: float = 1.0  # of costs on the way: L-BFGS takes curvatures and changes below 1e-10 and 1e-9 for none
-    patience: int | None = None  # a victim whose cost does not fall for so many steps rests; none: never
+    patience: int | None = None  # a victim whose objective stays as it is for so many steps rests; none: never
 
     def minimize(self, start: Variables, steps: int, descent: Descent) -> Variables:
         """A victim whose cost stops being finite goes back to its last finite point."""
@@ -118,16 +119,19 @@ class LBFGS:
         def at(point: Tensor) -> Variables:
             return dict(tree.unflat(point.to(kind)))
 
+        point = at_least_single(tree.flat())  # half precision has no linear algebra
+        cost, rest = torch.empty(0), RestOverSteps(self.patience, point[:, 0])
+
         def flat(point: Tensor) -> tuple[Tensor, Tensor]:
             gradients, cost = descent.evaluate(at(point))
+            rest.see(at_least_single(descent.total()))
             slopes = at_least_single(Tree({name: gradients[name] for name in tree}).flat())
             return self.scale * at_least_single(cost), self.scale * slopes
 
-        point = at_least_single(tree.flat())  # half precision has no linear algebra
-        rest, cost = Rest(self.patience), torch.empty(0)
         for _ in range(steps):
             if not rest.all:
-                point, cost = optimizer.step(point, flat, rest)
+                point, cost = optimizer.step(point, flat, rest.resting)
+                rest.end_step()
                 variables = at(point)
             descent.before(cost / self.scale)
             descent.after(variables)

@@ -9,7 +9,7 @@ from fedveil.attacks.recipe import Phase
 # Under noise a close fit is a fit to the noise. An update of many more entries than inputs can be matched this closely,
 # as a share of its squares, only if hardly anything was added to it; else what the phase before found is kept.
 EXPLAINED = 0.01
-PATIENCE = 2  # steps of 20 inner ones without a lower cost after which a victim's polish is over
+PATIENCE = 2  # steps of 20 inner ones all through which nothing changes: a victim's polish is over
 OUTSIDE = 0.1  # weight of the valid range, in which L-BFGS cannot be held by clamping
 
 
