@@ -172,7 +172,7 @@ class Matcher:
 
     def _shared_update(self, gradient: Callable[..., Tensors], order: Tensor | None, *at: Any) -> Tensors:
         if self._local is not None:
-            return unrolled(gradient, self._local, *at, order)
+            return unrolled(gradient, self._local, order, *at)
         if self._before is not None:
             return after_steps(gradient, self._before, *at)
         return gradient(*at)
@@ -203,7 +203,9 @@ class Matcher:
         if (compiled, of, ordered) not in self._functions:
             shared = None if self._one_model else 0
             objective = self._objective(of, self._update)
-            stacked = vmap(grad(objective, has_aux=True), in_dims=(0, shared, 0, 0, 0, 0, None, None, 0 if ordered else None))
+            stacked = vmap(
+                grad(objective, has_aux=True), in_dims=(0, shared, 0, 0, 0, 0, None, None, 0 if ordered else None)
+            )
             at = (variables, *fixed)
             made = compile_stacked(stacked, at, self._engine.model) if compiled else stacked
             self._functions[compiled, of, ordered] = made
