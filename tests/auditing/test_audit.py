@@ -187,6 +187,7 @@ def test_fedavg(task: fv.Task, local_steps: str) -> None:
     found = fv.audit(task, "gradient-dropout", ATTACK, federation=federation, settings=settings, backend="stacked")
     words = {each.switch: each.setting for each in found.result.assumptions}
     assert words["local steps"] == local_steps
+    assert words.get("order of the examples") == ("searched" if local_steps == "unrolled" else None)
     assert found.leakage["ceiling", "psnr"].mean > found.leakage["noise-floor", "psnr"].mean
 
 

@@ -14,11 +14,14 @@ import fedveil as fv
 from fedveil.attacks.base import Attack
 from fedveil.attacks.problem import Problem
 from fedveil.attacks.scene import Candidates, LocalSteps, Public, Scene, Workbench
-from fedveil.auditing.attacking import noise_like, scenes_by_role
+from fedveil.auditing.attacking import Shown, noise_like, scene_of, scenes_by_role
+from fedveil.auditing.case import Case
 from fedveil.auditing.keys import attack_key
+from fedveil.auditing.store import Store
 from fedveil.clients.engine import Engine
 from fedveil.defenses.chain import Chain
 from fedveil.defenses.updates import Updates
+from fedveil.leakage.modalities import modality
 from fedveil.streams import Streams
 from fedveil.tasks.layout import Layout
 from fedveil.tree import Tree
@@ -90,9 +93,30 @@ def test_the_informed_attacker_of_fedbarre_repeats_the_local_steps(scene_and_tru
 
 def test_unrolled_local_steps_reach_the_engine(scene_and_true: tuple[Scene, Updates]) -> None:
     scene, _ = scene_and_true
-    local = LocalSteps(steps=2, batch_size=1, lr=0.5)
+    local = LocalSteps((0.5, 0.5), (1, 1), 2)
     attack = fv.attacks.InvertingGradients(steps=3)
     assert not torch.equal(attack.run(scene).inputs, attack.run(replace(scene, local=local)).inputs)
+
+
+def test_labels_do_not_tell_the_order_of_local_steps(scene_and_true: tuple[Scene, Updates]) -> None:
+    """Who is told the labels is not told which of them shared a batch."""
+    scene, _ = scene_and_true
+    labels = torch.tensor([[3, 1, 2, 1]]).expand(scene.count, 4)
+    attack = fv.attacks.InvertingGradients()
+
+    def told(updates: Updates, **settings: Any) -> torch.Tensor | None:
+        case = Case("", scene.public, modality("pictures"), fv.AuditSettings(**settings), Store(), scene.bench)
+        return scene_of(case, attack, Shown(updates, labels)).labels
+
+    def steps(*sizes: int) -> Updates:
+        return replace(scene.updates, kind="delta", lr=(0.1,) * len(sizes), batch_sizes=sizes)
+
+    found = told(steps(2, 2))
+    assert found is not None
+    assert found.tolist() == [[1, 1, 2, 3]] * scene.count
+    for same in (told(steps(4)), told(scene.updates), told(steps(2, 2), local_steps="pseudo-gradient")):
+        assert same is not None
+        assert torch.equal(same, labels)
 
 
 # ---- what a kept attack is known by ---------------------------------------------------------------------------
@@ -153,7 +177,8 @@ def test_the_key_of_an_attack_is_its_content(scene_and_true: tuple[Scene, Update
         told(model=Turned(*public.model.children())),
         key(replace(scene, streams=Streams.seeded(2, range(3), "attack"))),
         key(replace(scene, streams=Streams.seeded(1, range(1, 4), "attack"))),
-        key(replace(scene, local=LocalSteps(steps=2, batch_size=1, lr=0.5))),
+        key(replace(scene, local=LocalSteps((0.5, 0.5), (1, 1), 2))),
+        key(replace(scene, local=LocalSteps((0.5, 0.5), (1, 1), 2, order="mean"))),
         key(replace(scene, chain=Chain.of("clip"))),
         key(replace(scene, chain=Chain.of("clip:norm=2"))),
         key(replace(scene, candidates=others)),

@@ -164,6 +164,16 @@ def test_local_steps_are_named_where_there_are_any() -> None:
     assert "one gradient" in supposed(local_steps="pseudo-gradient")["local steps"][1]
 
 
+@pytest.mark.parametrize("order, words", [("searched", "looks for"), ("same", "same order"), ("mean", "mean gradient")])
+def test_what_is_supposed_of_the_order_is_said_where_there_is_one(order: str, words: str) -> None:
+    setting, told = supposed(local_steps="unrolled", step_order=order)["order of the examples"]
+    assert setting == order
+    assert "is not known" in told
+    assert words in told
+    assert "order of the examples" not in supposed(local_steps="unrolled")
+    assert "order of the examples" not in supposed(local_steps="pseudo-gradient", step_order=order)
+
+
 @pytest.mark.parametrize(
     ("changed", "setting", "words"),
     [

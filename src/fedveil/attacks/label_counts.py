@@ -109,7 +109,8 @@ def _class_features(errors: Tensor, rows: Tensor, mean: Tensor) -> Tensor:
     left_over = rows - errors.sum(0)[:, None] * mean
     ridge = FEATURE_RIDGE * errors.square().sum() / len(errors) + 1e-12
     system = errors @ errors.T + ridge * torch.eye(len(errors), dtype=errors.dtype)
-    return mean + torch.linalg.solve(system, errors @ left_over)
+    features: Tensor = mean + torch.linalg.solve(system, errors @ left_over)
+    return features
 
 
 def _softmax_on_the_way(layer: LastLayer, local: LocalSteps, features: Tensor) -> Tensor:
@@ -158,7 +159,7 @@ def _between(place: float, points: int) -> tuple[int, float]:
 
 
 def step_weights(local: LocalSteps) -> list[float]:
-    """By how much the gradient of each step moves the weights in all, in this step and, with momentum, in later ones."""
+    """By how much the gradient of each step moves the weights in all: with momentum, in later steps too."""
     weights: list[float] = []
     later = 0.0
     for rate in reversed(local.lr):

@@ -85,11 +85,13 @@ def _class_gradient(problem: Problem) -> tuple[Tensor, Tensor]:
 
 
 def _shares_behind_steps(problem: Problem, read_off: Tensor) -> Tensor:
-    """The shares (V, classes) of the classes behind many local steps.
+    """The shares (V, classes) of the classes behind several local steps.
 
-    As they were read off for victims whose update is not finite, and for a last layer without a bias.
+    What was read off as one gradient, which is right for one step, counts for as much as one of the steps. It is all
+    there is for victims whose update is not finite, and for a last layer without a bias.
     """
     assert problem.behind is not None
+    one = 1 / problem.behind.steps
     layer = last_linear(problem.model, problem.classes)
     weight, bias = (f"{layer}.{part}".removeprefix(".") for part in ("weight", "bias"))
     if not all(name in tree for name in (weight, bias) for tree in (problem.target, problem.params)):
@@ -102,7 +104,8 @@ def _shares_behind_steps(problem: Problem, read_off: Tensor) -> Tensor:
         parts = (problem.params[weight], problem.params[bias], problem.target[weight], problem.target[bias], softmax)
         own = [part[v].detach().double().cpu() for part in (*parts, (features + after) / 2)]
         if all(bool(part.isfinite().all()) for part in own):
-            found[v] = class_shares(LastLayer(*own).without_decay(problem.behind), problem.behind)
+            shares = class_shares(LastLayer(*own).without_decay(problem.behind), problem.behind)
+            found[v] = one * found[v] + (1 - one) * shares
     return found.to(read_off.device)
 
 

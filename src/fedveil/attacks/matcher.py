@@ -178,7 +178,7 @@ class Matcher:
 
     def _shared_update(self, gradient: Callable[..., Tensors], order: Tensor | None, *at: Any) -> Tensors:
         if self._local is not None:
-            return unrolled(gradient, self._local, *at, order)
+            return unrolled(gradient, self._local, order, *at)
         if self._before is not None:
             return after_steps(gradient, self._before, *at)
         return gradient(*at)

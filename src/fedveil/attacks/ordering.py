@@ -2,8 +2,8 @@
 
 Which examples shared a batch, and which came first, decides at which weights each gradient was taken. At usual rates
 that makes up several percent of an update: far more than inputs that are nearly right leave unexplained. So inputs and
-order are looked for in turns: inputs first as if every step took the mean gradient, which knows no order; then the order
-in which these inputs explain the update best; then better inputs in that order; and so on.
+order are looked for in turns: inputs first as if every step took the mean gradient, which knows no order; then the
+order in which these inputs explain the update best; then better inputs in that order; and so on.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.func import vmap
 
 from fedveil.attacks.match import MATCHES
-from fedveil.attacks.optimizers import LBFGS
 from fedveil.attacks.problem import Problem
 from fedveil.attacks.recipe import Phase, Recipe
 from fedveil.attacks.scene import LocalSteps
@@ -47,7 +46,7 @@ def _searching(phases: Sequence[Phase]) -> tuple[Phase, ...]:
 
 
 def _parts(phase: Phase) -> list[Phase]:
-    rounds = min(ROUNDS, phase.steps)
+    rounds = 1 if phase.reweighs else min(ROUNDS, phase.steps)  # those that reweigh are parts already
     shares = [phase.steps // rounds + (number < phase.steps % rounds) for number in range(rounds)]
     return [replace(phase, steps=share) for share in shares]
 
@@ -61,63 +60,82 @@ def found_orders(
     """
     assert problem.local is not None
     found = []
-    for v in range(problem.count):
-        target, weight = problem.target.row(v), problem.weight.row(v)
-        at = problem.params.row(v), problem.buffers.row(v), inputs[v].detach(), labels[v].detach()
-        aim, compare = MATCHES["relative-l2"].aim(target, weight), MATCHES["relative-l2"].of
-        most = max(1, MOST_BYTES // max(size_in_bytes(target.values()), 1))
-
-        def one(order: Tensor, at=at, aim=aim, weight=weight) -> Tensor:
-            return compare(update(*at, order), aim, weight)
-
-        def cost(orders: Tensor, one=one, most=most) -> Tensor:
-            if not stacked:
-                return torch.stack([one(order).detach() for order in orders])
-            return torch.cat([vmap(one)(part).detach() for part in orders.split(most)])
-
+    for v in range(problem.count):  # one by one: how many orders are tried depends on the victim
         streams = problem.streams.rows([v]).fold("order")
-        known = None if problem.order is None else problem.order[v]
+        known = None if problem.order is None else problem.order[v].cpu()
+        cost = _cost(problem.rows([v]), inputs[v].detach(), labels[v].detach(), update, stacked=stacked)
         found.append(searched(cost, problem.local, streams, known))
     return torch.stack(found).to(inputs.device)
+
+
+def _cost(
+    problem: Problem, inputs: Tensor, labels: Tensor, update: Callable[..., dict[str, Tensor]], *, stacked: bool
+) -> Cost:
+    """How far the update of one victim's inputs in some orders is from the observed one."""
+    target, weight, match = problem.target.row(0), problem.weight.row(0), MATCHES["relative-l2"]
+    params, aim = problem.params.row(0), match.aim(target, weight)
+    most = max(1, MOST_BYTES // max(size_in_bytes(target.values()), 1))
+
+    def one(order: Tensor) -> Tensor:
+        buffers = {name: buffer.clone() for name, buffer in problem.buffers.row(0).items()}  # batch norm moves them
+        return match.of(update(params, buffers, inputs, labels, order), aim, weight)
+
+    def cost(orders: Tensor) -> Tensor:
+        orders = orders.to(inputs.device)
+        if stacked:
+            parts = [vmap(one)(part).detach() for part in torch.split(orders, most)]
+        else:
+            parts = [one(order).detach()[None] for order in orders]
+        return torch.nan_to_num(torch.cat(parts).double().cpu(), nan=torch.inf)
+
+    return cost
 
 
 def searched(cost: Cost, local: LocalSteps, streams: Streams, known: Tensor | None = None) -> Tensor:
     """An order (epochs, B) of low cost: exchange examples between batches as long as that lowers it.
 
-    known: where the search begins; else at the best of some that are drawn.
+    known: where the search begins; else at the best of some that are drawn. streams: one stream.
     """
-    if known is None:
-        begin = torch.stack(
-            [torch.stack([streams.permutation(local.examples)[0] for _ in range(local.epochs)]) for _ in range(DRAWN)]
-        )
-    else:
-        begin = known[None]
+    begin = _drawn(local, streams) if known is None else known[None]
     costs = cost(begin)
     best, lowest = begin[costs.argmin()], float(costs.min())
-    pairs = _exchanges(local)
-    for _ in range(SWEEPS):
-        tried = pairs if len(pairs) <= SWAPS else pairs[streams.permutation(len(pairs))[0, :SWAPS]]
-        costs = cost(_exchanged(best, tried))
-        order = costs.argsort()
-        # The best exchange of each epoch; together they are mostly better still.
-        chosen, seen = [], set()
-        for i in order.tolist():
-            e = int(tried[i, 0])
-            if float(costs[i]) < lowest and e not in seen:
-                chosen.append(tried[i])
-                seen.add(e)
-        if not chosen:
+    exchanges = _exchanges(local)
+    for _ in range(SWEEPS if len(exchanges) else 0):
+        few = exchanges
+        if len(exchanges) > SWAPS:
+            few = exchanges[streams.permutation(len(exchanges))[0, :SWAPS].sort().values]
+        costs = cost(_exchanged(best, few))
+        tried = _together(best, few[_best_of_epochs(few[:, 0], costs, lowest)])
+        if not len(tried):
             break
-        combos, current = [], best
-        for move in chosen:
-            current = _exchanged(current, move[None])[0]
-            combos.append(current)
-        combos = torch.stack(combos)
-        costs = cost(combos)
+        costs = cost(tried)
         if not float(costs.min()) < lowest * (1 - GAIN):
             break
-        best, lowest = combos[costs.argmin()], float(costs.min())
+        best, lowest = tried[costs.argmin()], float(costs.min())
     return best
+
+
+def _drawn(local: LocalSteps, streams: Streams) -> Tensor:
+    """Random orders, (DRAWN, epochs, B)."""
+    walks = [streams.permutation(local.examples)[0] for _ in range(DRAWN * local.epochs)]
+    return torch.stack(walks).reshape(DRAWN, local.epochs, local.examples)
+
+
+def _best_of_epochs(epochs: Tensor, costs: Tensor, lowest: float) -> list[int]:
+    """The best of each epoch's exchanges that lower the cost, the best of all first."""
+    chosen: dict[int, int] = {}
+    for place in costs.argsort(stable=True).tolist():
+        if float(costs[place]) < lowest:
+            chosen.setdefault(int(epochs[place]), place)
+    return list(chosen.values())
+
+
+def _together(order: Tensor, exchanges: Tensor) -> Tensor:
+    """The order after the first exchange, after the first two, and so on: in different epochs they mostly add up."""
+    made = [order]
+    for exchange in exchanges:
+        made.append(_exchanged(made[-1], exchange[None])[0])
+    return torch.stack(made)[1:]
 
 
 def _exchanges(local: LocalSteps) -> Tensor:

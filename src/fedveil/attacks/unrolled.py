@@ -16,11 +16,11 @@ Row = dict[str, Tensor]
 def unrolled(
     gradient: Callable[..., Row],
     local: LocalSteps,
+    order: Tensor | None,
     params: Row,
     buffers: Row,
     inputs: Tensor,
     labels: Tensor,
-    order: Tensor | None = None,
 ) -> Row:
     """The pseudo-gradient of local SGD, step by step, as a differentiable function of the inputs.
 
