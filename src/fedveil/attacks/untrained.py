@@ -164,8 +164,8 @@ class UntrainedNetwork:
 def with_unit_norm(kernel: Tensor) -> Tensor:
     """The kernel (out, in, h, w) over an upper bound of its spectral norm as a matrix (out, in · h · w).
 
-    The bound is at most the 128th part of the power out too large: 4 % for 128 channels. No slope goes through it, for
-    the batch norm behind is blind to scale.
+    The bound is too large by a factor of at most out^(1/128), 4 % for 128 channels. No slope goes through it: the
+    batch norm behind is blind to scale.
     """
     return kernel / norm_bound(kernel.detach().flatten(1))
 

@@ -20,9 +20,10 @@ MOST_BYTES = 64 * 2**20
 PASSES = 8
 SPEED = Speed(8e9, 2e-3)
 # Layers of many channels or pixels keep a core busier: ResNet-18 on 224 pixels, 3.6e9 operations, runs ten times as
-# fast. By the speed of small nets 30 steps of it looked long enough to compile, which takes as long as 700 of them.
+# fast. By the speed of small nets 30 steps of it looked long enough to compile, which takes as long as 300 of them.
 LARGE = 2e9  # operations of a forward pass
 LARGE_SPEED = Speed(8e10, 2e-3)
+LARGE_COMPILE_SECONDS = 110.0
 # Chunks of victims that compiled code usually serves: an audit attacks the same victims in four roles.
 SERVED = 4
 
@@ -45,7 +46,8 @@ def steps_in_all(problem: Problem, recipe: Recipe, chunk: int | None = None) -> 
 
 def worth_compiling(problem: Problem, recipe: Recipe, chunk: int) -> bool:
     """Whether compiling would save clearly more time than it takes."""
-    compiling = COMPILE_SECONDS * len(recipe.objectives)
+    each = COMPILE_SECONDS if forward_operations(problem) < LARGE else LARGE_COMPILE_SECONDS
+    compiling = each * len(recipe.objectives)
     return SERVED * chunk_seconds(problem, recipe, chunk) * COMPILED_SAVES > 2 * compiling
 
 
