@@ -36,11 +36,11 @@ def prepared(
     return prepare(Plan(task, Chain.of(defense), settings, seed), engine=engine)  # type: ignore[arg-type]
 
 
-def probed(at: Prepared, victims: Victims, number: int = 1) -> Probe:
+def probed(at: Prepared, victims: Victims, number: int = 1, view: int = 0) -> Probe:
     """A probe of the untrained model."""
     params = {n: p.detach() for n, p in at.plan.task.model.named_parameters()}
     buffers = {n: b.detach() for n, b in at.plan.task.model.named_buffers()}
-    return probe(at, params, buffers, number, victims)
+    return probe(at, params, buffers, number, victims, view=view)
 
 
 @pytest.mark.parametrize("defense", [None, "gradient-dropout", Shift(), FirstExamples(), "gaussian-noise:at=upload"])
@@ -181,3 +181,28 @@ def test_a_few_steps_are_not_compiled_for(monkeypatch: pytest.MonkeyPatch) -> No
 def test_nonsense_is_refused(victims: Victims, number: int) -> None:
     with pytest.raises(FedveilError, match="rounds count from 1"):
         probed(prepared(small_task(), None, FEDSGD), victims, number)
+
+
+# ---- several messages about the same batches -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("settings", [FEDSGD, FEDAVG], ids=["fedsgd", "fedavg"])
+@pytest.mark.parametrize("defense", ["gradient-dropout", "gaussian-noise:at=upload", "fedem:radius=0.5"])
+def test_another_view_draws_anew_and_has_the_same_batches(defense: str, settings: FederationSettings) -> None:
+    task = small_task(sizes=(13, 8, 19))
+    at, victims = prepared(task, defense, settings), Victims(5, 2)
+    first, other, again = (probed(at, victims, view=view) for view in (0, 1, 1))
+    assert_rows_equal(other.defended.message, again.defended.message)
+    assert any(not torch.equal(tensor, other.defended.message[name]) for name, tensor in first.defended.message.items())
+    assert_rows_equal(first.undefended.message, other.undefended.message)
+    assert torch.equal(first.truth.inputs, other.truth.inputs)  # type: ignore[arg-type]
+    assert torch.equal(first.truth.targets, other.truth.targets)
+
+
+@pytest.mark.parametrize("settings", [FEDSGD, FEDAVG], ids=["fedsgd", "fedavg"])
+def test_a_defense_that_chooses_the_batch_chooses_it_once(settings: FederationSettings) -> None:
+    task = small_task(sizes=(13, 8, 19))
+    at = prepared(task, [AnyExamples(), Chain.of("gaussian-noise").defenses[0]], settings)
+    first, other = (probed(at, Victims(3, 2), view=view) for view in (0, 1))
+    assert torch.equal(first.truth.inputs, other.truth.inputs)  # type: ignore[arg-type]
+    assert not torch.equal(first.defended.message.flat(), other.defended.message.flat())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -30,6 +31,18 @@ def test_gaussian_noise_is_bounded_by_its_distance() -> None:
     # Two updates lie at most twice the clip apart.
     assert bound("dp-clip:clip=1,sigma=4") == pytest.approx(float(ndtr(ndtri(0.01) + 0.5)))
     assert bound("dp-clip:clip=1,sigma=4", local_steps=4) == pytest.approx(float(ndtr(ndtri(0.01) + 1)))
+
+
+@pytest.mark.parametrize(
+    "spec", ["dp-laplace:epsilon=0.5", "dp-clip:clip=1,sigma=4", "dp-sgd:noise_multiplier=1,clip=1"]
+)
+def test_messages_about_one_batch_are_composed(spec: str) -> None:
+    """As many local steps behind one update would be."""
+    given = Exposure(parameters=100, rounds=3, steps_per_round=1, sampling_rate=0.1, example_rate=0.01)
+    steps = dataclasses.replace(given, local_steps=9)
+    found = most_picked(statement(Chain.of(spec), given), given, 100, views=9)
+    assert found == pytest.approx(most_picked(statement(Chain.of(spec), steps), steps, 100))
+    assert found > most_picked(statement(Chain.of(spec), given), given, 100)  # type: ignore[operator]
 
 
 @pytest.mark.parametrize("spec", ["gradient-dropout", "duchi:epsilon=1", "cdp", "none"])
