@@ -7,25 +7,29 @@ models, so that the undefended attack and its floors are the same in all rows.
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
+from concurrent.futures import ProcessPoolExecutor
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import cache
+from itertools import repeat
+from multiprocessing import get_context
 
 import torch
 
 import fedveil as fv
 from benchmarks.tables import Table
-from fedveil.auditing.audit_result import AuditResult
 from fedveil.auditing.result import Row
 from fedveil.defenses.base import Defense
 from fedveil.errors import FedveilError
 from fedveil.leakage.intervals import paired
 from fedveil.registry import defenses
 
-ATTACK = fv.attacks.InvertingGradients(steps=200, restarts=1, signed=False, polish=10)
+ATTACK = fv.attacks.InvertingGradients(steps=120, restarts=1, signed=False, polish=8)
 LIMIT = 2000  # images that the clients hold
-VICTIMS = {1: 12, 4: 6}  # updates by batch size
+VICTIMS = {1: 8, 4: 4}  # updates by batch size
 # Instead of a defense's defaults: where these do nothing or take long, or where two strengths say more than one.
 SETTINGS = {
     "none": (),
@@ -62,13 +66,11 @@ def cells() -> list[Cell]:
 
 
 def measure() -> list[Table]:
-    torch.set_num_threads(2)
     try:
-        untrained = fv.task("mnist", model="lenet", limit=LIMIT)
+        tasks()
     except FedveilError as error:
         print(f"every-defense is left out: {error}")
         return []
-    tasks = {False: untrained, True: after_one_round(untrained)}
     table = Table(
         f"Naive against informed under every defense: MNIST, LeNet, {ATTACK.steps} steps of Inverting Gradients",
         ["batch", "model", "defense", "undefended", "naive", "knows the defense", "difference"],
@@ -77,10 +79,23 @@ def measure() -> list[Table]:
         + "; the difference with its paired 95 % interval over updates. One try of the gradient itself, polished. What "
         "protects uploads sees one local step of FedAvg.",
     )
-    with tempfile.TemporaryDirectory() as store:  # the undefended attack and its floor are the same for all
-        for cell in cells():
-            add(table, cell, audited(tasks[cell.trained], cell, store))
+    with tempfile.TemporaryDirectory() as store, processes() as pool:
+        for row in pool.map(row_of, cells(), repeat(store)):
+            table.add(*row)
+            print(table.rows[-1], flush=True)
     return [table]
+
+
+def processes() -> ProcessPoolExecutor:
+    """One for every core, with one thread each."""
+    return ProcessPoolExecutor(os.cpu_count(), get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,))
+
+
+@cache
+def tasks() -> dict[bool, fv.Task]:
+    """The task with an untrained and with a trained model."""
+    untrained = fv.task("mnist", model="lenet", limit=LIMIT)
+    return {False: untrained, True: after_one_round(untrained)}
 
 
 def after_one_round(task: fv.Task) -> fv.Task:
@@ -90,10 +105,11 @@ def after_one_round(task: fv.Task) -> fv.Task:
     return fv.task("mnist", model=model, limit=LIMIT)
 
 
-def audited(task: fv.Task, cell: Cell, store: str) -> AuditResult:
+def row_of(cell: Cell, store: str) -> list[str]:
+    """The row of a cell. The store has the undefended attack and its floor, which are the same for all."""
     begun = time.perf_counter()
     found = fv.audit(
-        task,
+        tasks()[cell.trained],
         cell.defense,
         ATTACK,
         federation=cell.federation,
@@ -103,25 +119,14 @@ def audited(task: fv.Task, cell: Cell, store: str) -> AuditResult:
         seed=1,
     )
     print(f"{cell}: {time.perf_counter() - begun:.0f} s", flush=True)
-    return found
-
-
-def add(table: Table, cell: Cell, found: AuditResult) -> None:
-    """The row of a cell."""
-    rows = {row.role: row for row in found.result.rows if row.attack == ATTACK.name}
+    rows: dict[str, Row] = {row.role: row for row in found.result.rows if row.attack == ATTACK.name}
     model = "one round" if cell.trained else "untrained"
-    without = [_psnr(rows.get(role)) for role in ("ceiling", "naive")]
-    table.add(cell.batch, model, cell.defense, *without, *_informed(rows, cell))
-    print(table.rows[-1], flush=True)
+    psnr = [f"{rows[role].metrics['psnr'].mean:.1f}" for role in ("ceiling", "naive", "adaptive")]
+    return [str(cell.batch), model, cell.defense, *psnr, _gain(rows, cell)]
 
 
-def _psnr(row: Row | None) -> str:
-    return "" if row is None else f"{row.metrics['psnr'].mean:.1f}"
-
-
-def _informed(rows: dict[str, Row], cell: Cell) -> tuple[str, str]:
-    knows, naive = rows["adaptive"], rows["naive"]
-    groups = [place // cell.batch for place in range(len(knows.values["psnr"]))]
-    gain = paired(knows.values["psnr"], naive.values["psnr"], groups=groups)
+def _gain(rows: dict[str, Row], cell: Cell) -> str:
+    knows, naive = rows["adaptive"].values["psnr"], rows["naive"].values["psnr"]
+    gain = paired(knows, naive, groups=[place // cell.batch for place in range(len(knows))])
     worse = " **worse**" if gain.high < 0 else ""
-    return _psnr(knows), f"{gain.mean:+.1f} [{gain.low:+.1f}, {gain.high:+.1f}]{worse}"
+    return f"{gain.mean:+.1f} [{gain.low:+.1f}, {gain.high:+.1f}]{worse}"
