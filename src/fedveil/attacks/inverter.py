@@ -51,7 +51,7 @@ class Inverter:
     def __call__(self, weights: Weights, rows: Tensor, labels: Tensor, means: Tensor) -> Tensor:
         """The pictures (K, B, pixels) of updates with features (K, d) and labels (K, B).
 
-        Labels are sorted within each batch. means: (C, pixels) of each class, or (1, pixels) of all.
+        Labels are sorted within each batch. means: (C, pixels) of each class, or (1, pixels) of all pictures.
         """
         if self.plain:
             hidden = F.relu(through(weights, "second", F.relu(through(weights, "first", rows))))
@@ -59,7 +59,7 @@ class Inverter:
         asked = self._asked(labels)
         gated = through(weights, "first", rows)[:, None] * (1 + asked @ weights["gate"])
         hidden = F.gelu(through(weights, "second", F.gelu(gated + asked @ weights["shift"])))
-        own = means[labels] if self.classes else means[0]
+        own = means[labels] if self.classes else means.mean(0)
         return own + through(weights, "last", hidden) + F.linear(gated, weights["skip"])
 
     def _asked(self, labels: Tensor) -> Tensor:

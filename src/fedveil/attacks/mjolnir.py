@@ -69,7 +69,7 @@ class Mjolnir(GradientMatching):
     revision = 1
     most: Count = 10_000  # auxiliary pictures to train on
     directions: Count = 512  # principal directions of gradients that are modeled
-    width: Count = 512  # of the hidden layers
+    width: Count = 512  # of the network
     training: Count = 1500  # steps of Adam that the model is trained for
     at_once: Count = 256  # gradients that one of them learns from
     lr: Positive = 2e-3  # Adam's rate at the start, in training
@@ -83,8 +83,12 @@ class Mjolnir(GradientMatching):
 
     @classmethod
     def published(cls) -> Mjolnir:
-        """As published: noise in every step back, and 20 outer steps of DLG."""
-        return cls(lr=1e-4, training=15_000, at_once=8, most=50_000, noise=True, inversion="dlg", steps=20, restarts=1)
+        """As published: noise in every step back, and 20 outer steps of DLG. Training: 20 epochs, 8 at a time.
+
+        How many gradients that is, the paper does not say: 50,000 here.
+        """
+        epochs = 20 * 50_000 // 8
+        return cls(most=50_000, training=epochs, at_once=8, lr=1e-4, noise=True, inversion="dlg", steps=20, restarts=1)
 
     def recipe(self) -> Recipe:
         """That of the inversion."""

@@ -22,6 +22,7 @@ from fedveil.tree import Tree
 
 HELD_OUT = 0.1  # share of the auxiliary pictures that nothing is trained on
 MOST_HELD_OUT = 1000
+MOST_BYTES = 2**29  # of auxiliary pictures that are kept
 SAME = 1e-3  # relative difference up to which two gradients count as one
 
 
@@ -64,10 +65,13 @@ def pictures(lab: Lab, most: int, name: str) -> tuple[Batches, Batches]:
     there = 0 if lab.auxiliary is None else len(lab.auxiliary)
     if lab.auxiliary is None or there < 2:
         raise FedveilError(f"{name} learns from auxiliary pictures, and there are {there}: use another attack")
-    held = min(MOST_HELD_OUT, max(1, int(HELD_OUT * min(most, there))))
-    count = min(most + held, there)
+    first = lab.auxiliary.batch([0])[0]
+    assert isinstance(first, Tensor)  # an attack on pictures
+    room = max(2, MOST_BYTES // (first.numel() * first.element_size()))
+    held = min(MOST_HELD_OUT, max(1, int(HELD_OUT * min(most, there, room))))
+    count = min(most + held, there, room)
     inputs, labels = lab.auxiliary.batch(torch.arange(count) * there // count)
-    assert isinstance(inputs, Tensor)  # an attack on pictures
+    assert isinstance(inputs, Tensor)
     order = lab.streams.fold(name, "held out").permutation(count)[0]
     whole = Batches(inputs[:, None], labels[:, None])
     return whole.rows(order[held:]), whole.rows(order[:held])
