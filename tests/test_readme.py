@@ -40,7 +40,8 @@ def test_every_registered_method_is_named() -> None:
     """What works is in the README's table or on the page that it links to."""
     from fedveil.registry import REGISTRIES
 
-    told = (README + (ROOT / "docs/defenses.md").read_text(encoding="utf-8")).lower()
+    pages = ((ROOT / "docs" / page).read_text(encoding="utf-8") for page in ("defenses.md", "attacks.md"))
+    told = "".join([README, *pages]).lower()
     for kind in ("defenses", "attacks", "models"):
         for name in REGISTRIES[kind].entries():
             assert name in told or name.replace("-", " ") in told, name

@@ -257,8 +257,9 @@ def test_where_nothing_is_random_the_generators_own_pictures_are_tried_too():
     _, noisy = defended(GaussianNoise(sigma=0.1), victims=2)
     made = QUICK._tries(noisy, Problem.of(noisy, learned()))
     weights = [each.recipe.tries[0][0].candidate.weight for each in made.stronger]
-    assert weights == [*NEARER, QUICK.latent_norm, QUICK.latent_norm]
-    assert [each.recipe.slack for each in made.stronger] == [12.0] * 5 + [None]
+    assert weights == [*NEARER, *3 * [QUICK.latent_norm]]
+    assert [each.recipe.by_noise for each in made.stronger] == [*[False] * (len(NEARER) + 1), True, False]
+    assert [each.recipe.slack for each in made.stronger] == [12.0] * 5 + [None] * 2
 
 
 # ---- where the generator comes from --------------------------------------------------------------------------

@@ -226,7 +226,7 @@ def test_what_is_ahead_counts_attacks_that_learn_and_all_roles(made: Any, task: 
         stages = stages_of(Workshop.open(experiment, Store(), Workers(1), Watch()))
         return {stage.line.removeprefix("attacking with "): stage.work for stage in stages if stage.kind == "attack"}
 
-    bare, defended, twice = ahead(None), ahead("clip"), ahead("clip", (1, 2))
+    bare, defended, twice = ahead(None), ahead("cdp"), ahead("cdp", (1, 2))
     assert list(bare) == ["link", "inverting-gradients", "test-late"]
     assert bare["test-late"] == 2 * 2.0 + 30.0  # the ceiling and the floor, and what is learned once
     assert defended["test-late"] == 4 * 2.0 + 2 * 30.0

@@ -103,7 +103,7 @@ def test_what_some_of_them_learned_from_is_told_and_not_called_withheld() -> Non
     assert "auxiliary data" not in supposed()
     examples = ArrayExamples(torch.rand(1200, 1, 2, 2), torch.zeros(1200).long())
     data = Auxiliary(examples, "mnist", "training images", dropped=5, left=1000)
-    learning = Attempted(("inverting-gradients", "learned-linear", "generator"), auxiliary=data, learned=("a", "b"))
+    learning = Attempted(("inverting-gradients", "learned-linear", "gias"), auxiliary=data, learned=("a", "b"))
     assert not_given(situation().model, learning)[-1] == f"{other} (but a and b had 1,200 training images of mnist)"
     setting, words = supposed(learning)["auxiliary data"]
     assert setting == "1,200 training images of mnist"

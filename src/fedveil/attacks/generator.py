@@ -158,7 +158,7 @@ class Trained(NamedTuple):
     """What training comes to."""
 
     weights: Learned  # see `shapes_of`
-    held_out: float  # PSNR of pictures that were held out, in dB
+    held_out: float  # how well it gives back pictures that were held out, in decibels
     epochs: int
 
 

@@ -35,7 +35,7 @@ from fedveil.errors import FedveilError
 from fedveil.fields import Count, NonNegative, Positive, RepeatsOrZero, field_values
 
 NEARER = (1e-1, 3e-2, 1e-2, 3e-3)  # weights of the latents' norm that are tried where there is a defense
-HELD_OUT = "held out"  # what `fit` notes beside the generator: the PSNR of pictures that were held out
+HELD_OUT = "held out"  # what `fit` notes beside the generator: how well it gives back pictures held out
 
 
 class GeneratorAttack(GradientMatching):

@@ -56,7 +56,7 @@ class PriorHeader(Header):
     latents: Annotated[int, Field(ge=1, le=2**16)]
     epochs: _Count
     seed: Annotated[int, Field(ge=0)]
-    held_out: Annotated[float, Field(allow_inf_nan=False)]  # PSNR of pictures that were held out, in dB
+    held_out: Annotated[float, Field(allow_inf_nan=False)]  # see `Trained.held_out`
     fedveil: _Words = __version__  # that trained it
 
     @property
