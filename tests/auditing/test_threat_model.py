@@ -103,7 +103,7 @@ def test_what_some_of_them_learned_from_is_told_and_not_called_withheld() -> Non
     assert "auxiliary data" not in supposed()
     examples = ArrayExamples(torch.rand(1200, 1, 2, 2), torch.zeros(1200).long())
     data = Auxiliary(examples, "mnist", "training images", dropped=5, left=1000)
-    learning = Attempted(("inverting-gradients", "learned-linear", "generator"), auxiliary=data, learned=("a", "b"))
+    learning = Attempted(("inverting-gradients", "learned-linear", "gias"), auxiliary=data, learned=("a", "b"))
     assert not_given(situation().model, learning)[-1] == f"{other} (but a and b had 1,200 training images of mnist)"
     setting, words = supposed(learning)["auxiliary data"]
     assert setting == "1,200 training images of mnist"
@@ -115,6 +115,16 @@ def test_what_some_of_them_learned_from_is_told_and_not_called_withheld() -> Non
     prior = "attacks with a learned prior on the images"
     assert f"{prior} (generators, diffusion models)" in tried()
     assert f"{prior} (diffusion models)" in tried(attempted=learning)
+
+
+def test_a_generator_that_was_brought_along_is_told_and_not_called_withheld() -> None:
+    what = "a generator trained on 20,000 training images of mnist"
+    brought = Attempted(("gias",), ("known",), brought={"gias": what})
+    assert not_given(situation().model, brought)[-1].endswith(f"(but gias had {what})")
+    setting, words = supposed(brought)["brought by gias"]
+    assert setting == what
+    assert "was not checked" in words
+    assert not any(switch.startswith("brought") for switch in supposed())
 
 
 def test_attacks_that_were_left_out_are_named_with_the_reason_and_no_second_time() -> None:
