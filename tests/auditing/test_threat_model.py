@@ -117,6 +117,16 @@ def test_what_some_of_them_learned_from_is_told_and_not_called_withheld() -> Non
     assert f"{prior} (diffusion models)" in tried(attempted=learning)
 
 
+def test_a_generator_that_was_brought_along_is_told_and_not_called_withheld() -> None:
+    what = "a generator trained on 20,000 training images of mnist"
+    brought = Attempted(("gias",), ("known",), brought={"gias": what})
+    assert not_given(situation().model, brought)[-1].endswith(f"(but gias had {what})")
+    setting, words = supposed(brought)["brought by gias"]
+    assert setting == what
+    assert "was not checked" in words
+    assert not any(switch.startswith("brought") for switch in supposed())
+
+
 def test_attacks_that_were_left_out_are_named_with_the_reason_and_no_second_time() -> None:
     found = tried(attempted=replace(IG, left_out={"dlg": "it takes too long"}))
     assert found[0] == "the attack dlg: it takes too long"

@@ -81,6 +81,11 @@ class GeneratorAttack(GradientMatching):
         return GeneratorSettings(latents=self.latents, epochs=self.epochs, most=self.most)
 
     @property
+    def width(self) -> int:
+        """The latents of the generator, trained or from a file."""
+        return prior_at(self.prior).header.latents if self.prior else self.latents
+
+    @property
     def learning(self) -> list[Any]:
         """Attacks share a generator that was trained in the same way, or read from the same file."""
         return ["generator", REVISION, self.content or field_values(self.training)]
@@ -135,7 +140,7 @@ class GeneratorAttack(GradientMatching):
     @property
     def slack(self) -> float:
         """Nats by which the truth is expected to explain an update worse than what fits best: half for each latent."""
-        return (prior_at(self.prior).header.latents if self.prior else self.latents) / 2
+        return self.width / 2
 
     def in_latents_alone(self, weights: tuple[float, ...]) -> tuple[Recipe, ...]:
         """This search and nothing after it, for each of some weights, the strongest first."""

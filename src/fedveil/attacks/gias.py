@@ -58,7 +58,7 @@ class GIAS(GeneratorAttack):
 
     def pieces(self, scene: Scene) -> list[Scene]:
         """No more victims than copies of a generator fit into memory."""
-        shapes = decoder_of(shapes_of(scene.public.layout.shape, self.latents, 1))
+        shapes = decoder_of(shapes_of(scene.public.layout.shape, self.width, 1))
         numbers = scene.batch_size * sum(map(math.prod, shapes.values()))
         found = super().pieces(scene)
         chunk = max(1, min(found[0].count, MOST_NUMBERS // numbers))
