@@ -271,3 +271,9 @@ def test_the_valid_range_as_a_prior():
     assert Outside(0.5)(inputs, None) == 0
     assert polishing(3).accepts == EXPLAINED
     assert polishing(3, reweighs=True).accepts is None
+
+
+def test_a_small_perturbation_is_undone_only_if_that_clearly_explains_more():
+    inputs, scene = defended(FedEM(radius=8 / 255))
+    aware, blind = quality(QUICK.run(scene), inputs), quality(QUICK.run(naive(scene)), inputs)
+    assert aware > blind - 0.1, (aware, blind)

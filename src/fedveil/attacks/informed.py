@@ -25,7 +25,9 @@ from fedveil.attacks.recipe import Phase, Recipe
 from fedveil.attacks.scene import Scene
 from fedveil.attacks.undoing import undone
 from fedveil.defenses.base import Knowledge
+from fedveil.defenses.likelihood import reading
 
+CLEARLY = 0.8  # what is left unexplained where a perturbation is undone, in parts of what is without
 REWEIGHED = 4  # times that trust is estimated anew
 _TINY = 1e-30  # a variance
 REWEIGHED_STEPS = 20  # of L-BFGS in all, where a recipe has none of its own
@@ -89,9 +91,22 @@ def chosen(scene: Scene, tries: Tries, found: Sequence[Reconstruction]) -> Recon
     if len(alike) > 1:
         scores = explanations(scene, alike)
         for place in range(1, len(alike)):
-            wins = (scores[:, place] > scores[:, :place].amax(1)).to(best.inputs.device)
-            best = taken(best, alike[place], wins)
+            wins = _explains_more(scene, scores[:, place], scores[:, :place].amax(1), tries.alike[place])
+            best = taken(best, alike[place], wins.to(best.inputs.device))
     return _with_stronger(scene, tries.stronger, best, stronger) if stronger else best
+
+
+def _explains_more(scene: Scene, score: Tensor, best: Tensor, tried: Try) -> Tensor:
+    """Whether a try explains each update better than the best so far (V,).
+
+    What undoes a perturbation must do so clearly: replayed, a perturbation starts elsewhere, and of two that are nearly
+    as good the replay prefers one by chance.
+    """
+    rule = reading(scene.chain, scene.updates).rule
+    if not tried.undoes or rule == "density":
+        return score > best
+    perfect = 0.0 if rule == "distance" else 1.0  # minus a squared distance, or a cosine
+    return (perfect - score) < CLEARLY * (perfect - best)
 
 
 def _with_stronger(
