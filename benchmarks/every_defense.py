@@ -27,9 +27,9 @@ from fedveil.errors import FedveilError
 from fedveil.leakage.intervals import paired
 from fedveil.registry import defenses
 
-ATTACK = fv.attacks.InvertingGradients(steps=120, restarts=1, signed=False, polish=8)
+ATTACK = fv.attacks.InvertingGradients(steps=100, restarts=1, signed=False, polish=8)
 LIMIT = 2000  # images that the clients hold
-VICTIMS = {1: 8, 4: 4}  # updates by batch size
+VICTIMS = {1: 6, 4: 3}  # updates by batch size
 # Instead of a defense's defaults: where these do nothing or take long, or where two strengths say more than one.
 SETTINGS = {
     "none": (),

@@ -217,7 +217,7 @@ def test_a_newer_attack_or_defense_is_another_one(
     audit(task, store, train=False)
     with monkeypatch.context() as patched:
         implementation.cache_clear()
-        patched.setattr(fv.attacks.InvertingGradients, "revision", 1000)
+        patched.setattr(fv.attacks.InvertingGradients, "revision", fv.attacks.InvertingGradients.revision + 1)
         audit(task, store, train=False)
         assert {about.split(", ")[0] for stage, about in store.made if stage == "attack"} == {"inverting-gradients"}
     with monkeypatch.context() as patched:
