@@ -99,11 +99,11 @@ def chosen(scene: Scene, tries: Tries, found: Sequence[Reconstruction]) -> Recon
 def _explains_more(scene: Scene, score: Tensor, best: Tensor, tried: Try) -> Tensor:
     """Whether a try explains each update better than the best so far (V,).
 
-    What undoes a perturbation must do so clearly: replayed, a perturbation starts elsewhere, and of two that are nearly
-    as good the replay prefers one by chance.
+    What does no more than undo a perturbation must do so clearly: replayed, a perturbation starts elsewhere, and of two
+    that are nearly as good the replay prefers one by chance.
     """
     rule = reading(scene.chain, scene.updates).rule
-    if not tried.undoes or rule == "density":
+    if not tried.undoes or tried.problem.before or rule == "density":
         return score > best
     perfect = 0.0 if rule == "distance" else 1.0  # minus a squared distance, or a cosine
     return (perfect - score) < CLEARLY * (perfect - best)
