@@ -73,7 +73,7 @@ def pictures() -> Table:
     table = Table(
         f"FedAvg updates, untrained LeNet, {VICTIMS} clients of {EXAMPLES} pictures, Inverting Gradients in one try",
         ["data", "local training", "rate", "momentum", "attacked as", "PSNR (dB)", "identified among 100"],
-        "Mean with its 95 % interval over pictures. Clients shuffle in every epoch; the attacker has the labels, sorted.",
+        "Mean with its 95 % interval over pictures. Clients shuffle every epoch; the attacker has sorted labels.",
     )
     for case in CASES:
         task = task_of(case.data, "lenet")
