@@ -20,6 +20,7 @@ from benchmarks import (
     every_attack,
     every_defense,
     fedavg,
+    fedavg_attacks,
     gradients,
     growth,
     profiles,
@@ -42,6 +43,7 @@ PARTS: dict[str, Callable[[], list[Table]]] = {
     "every-defense": every_defense.measure,
     "every-attack": every_attack.measure,
     "borders": borders.measure,
+    "fedavg-attacks": fedavg_attacks.measure,
     "costs": costs.measure,
     "utility": utility.measure,
 }

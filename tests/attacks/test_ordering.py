@@ -45,6 +45,7 @@ CASES = {
     "one epoch": even([2, 2], 1.0),
     "a smaller last batch": even([2, 1], 1.0, 2),
     "momentum": even([2, 2], 0.5, 2, momentum=0.9),
+    "more orders than are drawn": even([2, 2, 2], 0.5, 2),  # 8100
     "a rate for each step": LocalSteps((1.0, 0.5, 0.5, 0.25), (2, 2, 2, 2), 2),
 }
 

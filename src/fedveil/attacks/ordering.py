@@ -23,8 +23,9 @@ from fedveil.streams import Streams
 from fedveil.tree import size_in_bytes
 
 ROUNDS = 4  # parts of a phase, with a search before each
-DRAWN = 32  # random orders, of which the best is where the first search begins
-SWAPS = 256  # exchanges of two examples that are tried in a sweep, at most
+DRAWN = 32  # random orders, of which the best are where the first search begins
+STARTS = 4  # so many of them
+SWAPS = 256  # exchanges that are tried in a sweep, at most
 SWEEPS = 16  # of a search, at most
 GAIN = 1e-3  # a sweep that lowers the cost by less than this share is the last one
 MOST_BYTES = 64 * 2**20  # of updates that are made at a time
@@ -94,25 +95,34 @@ def _cost(
 def searched(cost: Cost, local: LocalSteps, streams: Streams, known: Tensor | None = None) -> Tensor:
     """An order (epochs, B) of low cost: exchange examples between batches as long as that lowers it.
 
-    known: where the search begins; else at the best of some that are drawn. streams: one stream.
+    known: where the search begins; else at the best of some that are drawn, at several of them in turn. streams: one
+    stream.
     """
     begin = _drawn(local, streams) if known is None else known[None]
     costs = cost(begin)
-    best, lowest = begin[costs.argmin()], float(costs.min())
-    exchanges = _exchanges(local)
-    for _ in range(SWEEPS if len(exchanges) else 0):
-        few = exchanges
-        if len(exchanges) > SWAPS:
-            few = exchanges[streams.permutation(len(exchanges))[0, :SWAPS].sort().values]
+    found = [
+        _descended(cost, local, streams, begin[start], float(costs[start]))
+        for start in costs.argsort(stable=True)[:STARTS].tolist()
+    ]
+    return min(found, key=lambda each: each[1])[0]
+
+
+def _descended(cost: Cost, local: LocalSteps, streams: Streams, best: Tensor, lowest: float) -> tuple[Tensor, float]:
+    """Where exchanges lead from an order of this cost, and the cost there."""
+    moves = _exchanges(local)
+    for _ in range(SWEEPS if len(moves) else 0):
+        few = moves
+        if len(moves) > SWAPS:
+            few = moves[streams.permutation(len(moves))[0, :SWAPS].sort().values]
         costs = cost(_exchanged(best, few))
-        tried = _together(best, few[_best_of_epochs(few[:, 0], costs, lowest)])
+        tried = _together(best, few[_best_of_epochs(few[:, 0] // local.examples, costs, lowest)])
         if not len(tried):
             break
         costs = cost(tried)
         if not float(costs.min()) < lowest * (1 - GAIN):
             break
         best, lowest = tried[costs.argmin()], float(costs.min())
-    return best
+    return best, lowest
 
 
 def _drawn(local: LocalSteps, streams: Streams) -> Tensor:
@@ -139,23 +149,41 @@ def _together(order: Tensor, exchanges: Tensor) -> Tensor:
 
 
 def _exchanges(local: LocalSteps) -> Tensor:
-    """All exchanges of two places in different batches of an epoch: rows (epoch, place, place)."""
-    found = []
+    """What may be exchanged, as rows (place, place, length) of runs of places in all epochs, one behind the other.
+
+    Two examples in different batches of an epoch, two batches of it, or two epochs. One example at a time does not get
+    from every order to every better one: an update hardly tells in which of the epochs something was.
+    """
+    found, count = [], local.examples
     for epoch in range(local.epochs):
         sizes = local.batch_sizes[epoch * local.in_epoch : (epoch + 1) * local.in_epoch]
         batch = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
-        one, other = torch.triu_indices(len(batch), len(batch), 1)
+        one, other = torch.triu_indices(count, count, 1)
         apart = batch[one] != batch[other]
-        found.append(torch.stack([torch.full_like(one[apart], epoch), one[apart], other[apart]], 1))
+        found.append(torch.stack([one[apart], other[apart], torch.ones_like(one[apart])], 1) + _shift(epoch * count))
+        starts = [sum(sizes[:number]) for number in range(len(sizes))]
+        batches = [
+            (starts[i], starts[j], size) for j, size in enumerate(sizes) for i in range(j) if sizes[i] == size > 1
+        ]
+        found.append(torch.tensor(batches, dtype=torch.int64).reshape(-1, 3) + _shift(epoch * count))
+    if local.ordered:
+        epochs = torch.triu_indices(local.epochs, local.epochs, 1).T * count
+        found.append(torch.cat([epochs, torch.full((len(epochs), 1), count)], 1))
     return torch.cat(found)
+
+
+def _shift(places: int) -> Tensor:
+    """What is added to rows of exchanges in a later epoch."""
+    return torch.tensor([places, places, 0])
 
 
 def _exchanged(order: Tensor, moves: Tensor) -> Tensor:
     """The order after each of some exchanges: (M, epochs, B)."""
-    made = order.repeat(len(moves), 1, 1)
-    rows, (epoch, one, other) = torch.arange(len(moves)), moves.T
-    made[rows, epoch, one], made[rows, epoch, other] = order[epoch, other], order[epoch, one]
-    return made
+    one, other, length = (column[:, None] for column in moves.T)
+    place = torch.arange(order.numel())
+    first, second = (((place >= start) & (place < start + length)) for start in (one, other))
+    source = torch.where(first, place + other - one, torch.where(second, place + one - other, place))
+    return order.reshape(-1)[source].reshape(len(moves), *order.shape)
 
 
 def arranged(values: Tensor, order: Tensor) -> Tensor:
