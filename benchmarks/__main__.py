@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import platform
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
+from filelock import FileLock
 
 from benchmarks import (
     attack,
@@ -30,7 +31,8 @@ from benchmarks.tables import Table
 from fedveil.memory import keep_freed_memory
 
 HERE = Path(__file__).parent
-PARTS: dict[str, Callable[[], list[Table]]] = {
+# A long part yields its tables again and again as they grow: what was measured is kept, whatever ends it.
+PARTS: dict[str, Callable[[], list[Table] | Iterable[list[Table]]]] = {
     "gradients": gradients.measure,
     "attack": attack.measure,
     "breaching": beside_breaching.lenet,
@@ -57,26 +59,33 @@ def main(names: list[str]) -> int:
     keep_freed_memory()  # as the command line does
     for name in names or list(PARTS):
         print(f"== {name}", flush=True)
-        tables = PARTS[name]()
-        if not tables:
-            continue
+        tables: list[Table] = []
+        for tables in growing(PARTS[name]()):
+            keep(name, tables)
         for table in tables:
             print(table.markdown(), flush=True)
-        keep(name, tables)
     return 0
+
+
+def growing(measured: list[Table] | Iterable[list[Table]]) -> Iterable[list[Table]]:
+    """The tables of a part, each time they have grown; nothing where the part was left out."""
+    if isinstance(measured, list):
+        return [measured] if measured else []
+    return measured
 
 
 def keep(name: str, tables: list[Table]) -> None:
     """Put a part's tables in the place of its old ones; the other parts stay as they are."""
     stored = HERE / "results.json"
-    results = json.loads(stored.read_text()) if stored.exists() else {}
-    results[name] = {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "tables": [table.plain() for table in tables],
-    }
-    stored.write_text(json.dumps(results, indent=1) + "\n")
-    (HERE / "RESULTS.md").write_text(page(results))
+    with FileLock(HERE / ".results.lock"):  # two parts may be measured at once
+        results = json.loads(stored.read_text()) if stored.exists() else {}
+        results[name] = {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "tables": [table.plain() for table in tables],
+        }
+        stored.write_text(json.dumps(results, indent=1) + "\n")
+        (HERE / "RESULTS.md").write_text(page(results))
 
 
 def page(results: dict[str, dict[str, object]]) -> str:

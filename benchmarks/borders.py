@@ -5,14 +5,14 @@ Needs the files of MNIST and CIFAR-10 under FEDVEIL_DATA; without them this part
 
 from __future__ import annotations
 
-import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 
 import fedveil as fv
-from benchmarks.tables import Table
+from benchmarks.tables import STORE, Table
 from fedveil.auditing.audit_result import AuditResult
 from fedveil.errors import FedveilError
 
@@ -39,7 +39,7 @@ SUBJECTS = (
 )
 
 
-def measure() -> list[Table]:
+def measure() -> Iterator[list[Table]]:
     torch.set_num_threads(2)
     table = Table(
         "Where the undefended attack stops working: untrained models by batch size",
@@ -54,13 +54,12 @@ def measure() -> list[Table]:
         except FedveilError as error:
             print(f"borders leaves {subject.data} out: {error}")
             continue
-        with tempfile.TemporaryDirectory() as store:
-            for batch in subject.batches:
-                add(table, subject, batch, audited(task, subject, batch, store))
-    return [table] if table.rows else []
+        for batch in subject.batches:
+            add(table, subject, batch, audited(task, subject, batch))
+            yield [table]
 
 
-def audited(task: fv.Task, subject: Subject, batch: int, store: str) -> AuditResult:
+def audited(task: fv.Task, subject: Subject, batch: int) -> AuditResult:
     begun = time.perf_counter()
     settings = fv.AuditSettings(
         victims={1: 16, 4: 4}.get(batch, 2),
@@ -70,7 +69,7 @@ def audited(task: fv.Task, subject: Subject, batch: int, store: str) -> AuditRes
         reference="none",
         auxiliary=subject.data,
     )
-    found = fv.audit(task, None, subject.attacks, settings=settings, train=False, store=store, workers=2)
+    found = fv.audit(task, None, subject.attacks, settings=settings, train=False, store=STORE, workers=2)
     print(f"{subject.model}, {subject.data}, batch {batch}: {time.perf_counter() - begun:.0f} s", flush=True)
     return found
 

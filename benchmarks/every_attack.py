@@ -6,7 +6,6 @@ its desk setting, which is its default; presets have the published ones.
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ import numpy as np
 import torch
 
 import fedveil as fv
-from benchmarks.tables import Table
+from benchmarks.tables import STORE, Table
 from fedveil.auditing.audit_result import AuditResult
 from fedveil.auditing.result import Row
 from fedveil.errors import FedveilError
@@ -58,9 +57,9 @@ SINGLE = ("idlg", "mjolnir")  # for updates of one picture
 OF_FOUR = ("lti",)  # whose paper has batches of 4
 
 
-def measure() -> list[Table]:
+def measure() -> Iterator[list[Table]]:
     torch.set_num_threads(2)
-    tables = []
+    tables: list[Table] = []
     for field in FIELDS:
         try:
             task = fv.task(field.data, model=field.model, limit=field.limit)
@@ -84,11 +83,10 @@ def measure() -> list[Table]:
             "attack in all its roles, on two cores. The mean image and the picture's own mean color are what a guess "
             "gets: an attack below them shows nothing.",
         )
-        with tempfile.TemporaryDirectory() as store:
-            for defense, batch, attacks in cells(field):
-                add(table, defense, batch, audited(task, field, (defense, batch, attacks), store))
         tables.append(table)
-    return tables
+        for defense, batch, attacks in cells(field):
+            add(table, defense, batch, audited(task, field, (defense, batch, attacks)))
+            yield tables
 
 
 def cells(field: Field) -> Iterator[tuple[str, int, list[str]]]:
@@ -104,7 +102,7 @@ def cells(field: Field) -> Iterator[tuple[str, int, list[str]]]:
                 yield defense, 4, [*four, "learned-linear"]
 
 
-def audited(task: fv.Task, field: Field, cell: tuple[str, int, list[str]], store: str) -> AuditResult:
+def audited(task: fv.Task, field: Field, cell: tuple[str, int, list[str]]) -> AuditResult:
     defense, batch, attacks = cell
     begun = time.perf_counter()
     found = fv.audit(
@@ -121,7 +119,7 @@ def audited(task: fv.Task, field: Field, cell: tuple[str, int, list[str]], store
             lpips="vgg" if _has_lpips() else "none",
         ),
         train=False,
-        store=store,
+        store=STORE,
         workers=2,
     )
     print(f"{field.data}, {field.model}, {cell}: {time.perf_counter() - begun:.0f} s", flush=True)

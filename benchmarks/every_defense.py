@@ -8,19 +8,18 @@ models, so that the undefended attack and its floors are the same in all rows.
 from __future__ import annotations
 
 import os
-import tempfile
 import time
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
-from itertools import repeat
 from multiprocessing import get_context
 
 import torch
 
 import fedveil as fv
-from benchmarks.tables import Table
+from benchmarks.tables import STORE, Table
 from fedveil.auditing.result import Row
 from fedveil.defenses.base import Defense
 from fedveil.errors import FedveilError
@@ -65,12 +64,12 @@ def cells() -> list[Cell]:
     return [Cell(spec, batch, trained) for batch in VICTIMS for trained in (False, True) for spec in specs]
 
 
-def measure() -> list[Table]:
+def measure() -> Iterator[list[Table]]:
     try:
         tasks()
     except FedveilError as error:
         print(f"every-defense is left out: {error}")
-        return []
+        return
     table = Table(
         f"Naive against informed under every defense: MNIST, LeNet, {ATTACK.steps} steps of Inverting Gradients",
         ["batch", "model", "defense", "undefended", "naive", "knows the defense", "difference"],
@@ -79,11 +78,11 @@ def measure() -> list[Table]:
         + "; the difference with its paired 95 % interval over updates. One try of the gradient itself, polished. What "
         "protects uploads sees one local step of FedAvg.",
     )
-    with tempfile.TemporaryDirectory() as store, processes() as pool:
-        for row in pool.map(row_of, cells(), repeat(store)):
+    with processes() as pool:
+        for row in pool.map(row_of, cells()):
             table.add(*row)
             print(table.rows[-1], flush=True)
-    return [table]
+            yield [table]
 
 
 def processes() -> ProcessPoolExecutor:
@@ -105,7 +104,7 @@ def after_one_round(task: fv.Task) -> fv.Task:
     return fv.task("mnist", model=model, limit=LIMIT)
 
 
-def row_of(cell: Cell, store: str) -> list[str]:
+def row_of(cell: Cell) -> list[str]:
     """The row of a cell. The store has the undefended attack and its floor, which are the same for all."""
     begun = time.perf_counter()
     found = fv.audit(
@@ -115,7 +114,7 @@ def row_of(cell: Cell, store: str) -> list[str]:
         federation=cell.federation,
         settings=fv.AuditSettings(victims=VICTIMS[cell.batch], batch_size=cell.batch, link=False, reference="none"),
         train=False,
-        store=store,
+        store=STORE,
         seed=1,
     )
     print(f"{cell}: {time.perf_counter() - begun:.0f} s", flush=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -54,8 +55,10 @@ CASES = [
 ]
 
 
-def measure() -> list[Table]:
-    return [pictures(), labels()]
+def measure() -> Iterator[list[Table]]:
+    counts = labels()
+    for table in pictures():
+        yield [table, counts]
 
 
 def task_of(data: str, model: str) -> fv.Task | None:
@@ -69,7 +72,7 @@ def task_of(data: str, model: str) -> fv.Task | None:
 # ---- pictures ------------------------------------------------------------------------------------------------
 
 
-def pictures() -> Table:
+def pictures() -> Iterator[Table]:
     table = Table(
         f"FedAvg updates, untrained LeNet, {VICTIMS} clients of {EXAMPLES} pictures, Inverting Gradients in one try",
         ["data", "local training", "rate", "momentum", "attacked as", "PSNR (dB)", "identified among 100"],
@@ -108,7 +111,7 @@ def pictures() -> Table:
                 f"{100 * share.mean:.0f} % [{100 * share.low:.0f}, {100 * share.high:.0f}]",
             )
             print(f"{case}, {how}: {time.perf_counter() - begun:.0f} s", flush=True)
-    return table
+            yield table
 
 
 # ---- labels --------------------------------------------------------------------------------------------------
@@ -229,9 +232,3 @@ def problem_of(task: fv.Task, model: nn.Module, local: Rounds, sent: Tree) -> Pr
 def share(found: Tensor, truth: Tensor) -> float:
     ours, theirs = (functional.one_hot(each, 10).sum(1) for each in (found, truth))
     return float(torch.minimum(ours, theirs).sum() / truth.numel())
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(2)
-    for each in measure():
-        print(each.markdown(), end="\n\n")

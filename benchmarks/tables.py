@@ -1,9 +1,13 @@
-"""A table of results, as Markdown and as plain data."""
+"""A table of results, as Markdown and as plain data; and the store of long benchmarks."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
+
+# Audits of long benchmarks are kept here: one that was stopped goes on where it was.
+STORE = Path(__file__).parent / ".store"
 
 
 @dataclass
