@@ -103,6 +103,19 @@ def test_the_true_input_is_the_likeliest(spec: str) -> None:
     assert sum(found[client] == client for client in range(count)) >= count - 1
 
 
+@pytest.mark.parametrize("spec", [spec for specs in TELLING.values() for spec in specs])
+def test_what_is_sent_anew_without_the_data_is_as_likely_as_what_was_sent(spec: str) -> None:
+    defense = defenses.parse(spec)
+    batch = laws.make_batch(clients=12)
+    given, facts = given_to(defense, laws.make_batch(clients=12)), Facts(batch_size=6)
+    again = defense.resent(given, facts, Streams.seeded(7, range(12)))
+    ours, theirs = (defense.log_density(sent, given, facts) for sent in (again, laws.apply(spec, batch)))
+    assert ours is not None
+    assert theirs is not None
+    spread = torch.cat([ours, theirs]).std().clamp_min(1e-3)
+    assert abs(ours.mean() - theirs.mean()) < 3 * spread
+
+
 @pytest.mark.parametrize("spec", [spec for _, spec in laws.EVERY])
 def test_zeros_and_single_numbers_have_a_likelihood(spec: str) -> None:
     defense = defenses.parse(spec)

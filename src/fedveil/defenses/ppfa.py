@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Literal, Self
 
 import pydantic
@@ -12,6 +13,7 @@ from fedveil.defenses.base import Call, Defense, Facts, Knowledge, MessageKind, 
 from fedveil.defenses.densities import spike, squared_distance
 from fedveil.fields import NonNegative, Positive, Probability, Repeats, declared
 from fedveil.registry import defenses
+from fedveil.streams import Streams
 from fedveil.tree import Tree, at_least_single
 
 _ROUNDING = 1e-9  # 1 − 0.2 − 0.8 is not quite 0
@@ -110,6 +112,10 @@ class PPFA(Defense):
     def random(self) -> bool:
         """With any distortion at all: its direction starts at random."""
         return self.norm >= 4 * self.diameter * _ROUNDING
+
+    def resent(self, given: Tree, facts: Facts, streams: Streams) -> Tree:
+        """One at the same distance, in a random direction: the density asks for the distance alone."""
+        return dataclasses.replace(self, direction="random").protect(given, Call(streams))
 
     def log_density(self, observed: Tree, given: Tree, facts: Facts) -> Tensor | None:
         """What was sent lies at the distance Δ from what came in, exactly but for rounding.
