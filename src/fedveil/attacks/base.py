@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from fedveil.attacks.finding import Finding, Question
 from fedveil.attacks.lab import Lab
@@ -30,14 +30,15 @@ class Attack:
     paper: ClassVar[str] = ""
     question: ClassVar[Question] = "reconstruct"  # what its finding answers
     modalities: ClassVar[tuple[str, ...]] = ("pictures",)  # the kinds of data that it takes; () for any
+    looks_at: ClassVar[Literal["updates", "model"]] = "updates"  # "model": the one that the training came to, alone
     revision: ClassVar[int] = 1  # raised with every change that makes it find something else
     # What `fit` looks at beside auxiliary data. Without "defense" its lab has none; what it learns without "model" is
-    # kept for every model.
+    # kept for every model; with "training" it may train as the federation does.
     learns_about: ClassVar[frozenset[str]] = frozenset({"model", "defense"})
 
     @property
     def needs(self) -> frozenset[str]:
-        """What the scene or lab must have: "auxiliary", "batch of one", "candidates", "classes", "labels"."""
+        """What it must be given: "auxiliary", "batch of one", "candidates", "classes", "labels", "suspects"."""
         return frozenset()
 
     @property

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedveil.attacks.iterates import Iterates
 
-Question = Literal["reconstruct", "link"]
+Question = Literal["reconstruct", "link", "member"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,4 +79,12 @@ class Links:
         return (own > others).squeeze(1)
 
 
-Finding = Reconstruction | Links
+@dataclass(frozen=True, eq=False)
+class Membership:
+    """How likely each example in question was used, for every update, or for the model. Who was is not in here."""
+
+    scores: Tensor  # (V, N): the larger, the likelier; comparable within a row
+    seconds: float
+
+
+Finding = Reconstruction | Links | Membership

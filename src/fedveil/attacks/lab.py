@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from torch import Tensor
 
@@ -18,6 +20,17 @@ from fedveil.tasks.inputs import Inputs
 from fedveil.tree import Tree
 
 
+class Training(Protocol):
+    """How the federation trains, as far as its server can do the same on other examples."""
+
+    @property
+    def examples(self) -> int:
+        """How many examples the clients hold all together."""
+
+    def __call__(self, examples: Examples, chain: Chain, number: int) -> tuple[Mapping[str, Tensor], ...]:
+        """The weights and buffers that a training on these examples under a chain comes to; each number draws anew."""
+
+
 @dataclass(frozen=True, eq=False)
 class Lab:
     """Public facts, auxiliary data and a defense to try things on. No victim is in here, nor anything of one."""
@@ -29,6 +42,7 @@ class Lab:
     chain: Chain = field(default_factory=Chain)  # what the attacker knows of the defense: maybe nothing
     report: Report | None = None  # is told (steps done, in all) while an attack learns
     views: int = 1  # messages about each batch that the attacker will see
+    training: Training | None = None  # for attacks that learn about the training
 
     def messages(self, inputs: Inputs, labels: Tensor, streams: Streams) -> Tree:
         """What K clients with these batches, (K, B, ...) and (K, B), would send under the defense.

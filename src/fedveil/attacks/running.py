@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from fedveil.attacks.base import Attack
-from fedveil.attacks.finding import Finding, Links, Reconstruction
+from fedveil.attacks.finding import Finding, Links, Membership, Reconstruction
 from fedveil.attacks.notes import Counter
 from fedveil.attacks.scene import Scene, Workbench
 from fedveil.progress import Report
@@ -51,6 +51,8 @@ def joined(findings: list[Finding]) -> Finding:
     first = findings[0]
     if len(findings) == 1:
         return first
+    if isinstance(first, Membership):
+        raise ValueError("an attack that tells members from others runs in one piece")
     if isinstance(first, Links):
         return Links.concat([each for each in findings if isinstance(each, Links)])
     return Reconstruction.concat([each for each in findings if isinstance(each, Reconstruction)])

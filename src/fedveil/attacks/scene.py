@@ -101,6 +101,19 @@ class Candidates:
 
 
 @dataclass(frozen=True, eq=False)
+class Suspects:
+    """N examples in question, in a drawn order: some were used and some were not. All updates share them."""
+
+    inputs: Inputs  # (N, ...), as the model takes them
+    labels: Tensor  # (N,)
+
+    @property
+    def count(self) -> int:
+        """Their number N."""
+        return len(self.labels)
+
+
+@dataclass(frozen=True, eq=False)
 class Workbench:
     """What an attack runs with. Only backend and chunk touch the last bits of what it finds."""
 
@@ -117,6 +130,8 @@ class Scene:
 
     Of an attacker who saw several messages about each batch, `updates` holds their mean and `views` each of them: an
     attack that looks at `updates` alone attacks the mean.
+
+    To one who looks at the trained model alone, `updates` is one row: that model as `before`, and an empty message.
     """
 
     public: Public
@@ -126,6 +141,7 @@ class Scene:
     labels: Tensor | None = None  # (V, B) where the attacker is told
     local: LocalSteps | None = None  # unroll these steps instead of matching one gradient
     candidates: Candidates | None = None  # for attacks that link
+    suspects: Suspects | None = None  # for attacks that tell members from others
     bench: Workbench = field(default_factory=Workbench)
     views: tuple[Updates, ...] = ()  # every message about each batch, where there are several
 

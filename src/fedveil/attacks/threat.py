@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, fields
 
-_HAS = {"labels": "labels", "auxiliary": "auxiliary data", "candidates": "candidates"}  # by what an attack needs
+_HAS = {  # by what an attack needs
+    "labels": "labels",
+    "auxiliary": "auxiliary data",
+    "candidates": "candidates",
+    "suspects": "examples in question",
+}
 _MAY = {
     "idlg": "reads the label off the update",
     "recovered": "reads the labels off the update",

@@ -18,6 +18,12 @@ _ADDED: dict[Role, ThreatModel] = {
     "mean-floor": ThreatModel(has=("no update", "the mean training image")),
     "bound": ThreatModel(has=("the perturbed input",)),
 }
+_ADDED_OF_MODEL: dict[Role, ThreatModel] = {
+    "ceiling": ThreatModel(has=("the model trained without a defense",)),
+    "naive": ThreatModel(has=("the trained model",)),
+    "adaptive": ThreatModel(has=("the trained model",), knows=("the defense",)),
+    "noise-floor": ThreatModel(has=("noise for what was learned",)),
+}
 
 
 def threats_of(attacks: Iterable[Attack], auxiliary: Auxiliary | None, among: int) -> dict[str, ThreatModel]:
@@ -33,11 +39,16 @@ def threats_of(attacks: Iterable[Attack], auxiliary: Auxiliary | None, among: in
     return {attack.name: detailed(attack.threat) for attack in attacks}
 
 
-def threat_of_row(attack: str, role: Role, threats: Mapping[str, ThreatModel], views: int = 1) -> ThreatModel:
+def threat_of_row(
+    attack: str, role: Role, threats: Mapping[str, ThreatModel], views: int = 1, *, of_model: bool = False
+) -> ThreatModel:
     """That of one attack in one role; of no attack, what its role has.
 
     views: messages about each batch that those who attack defended updates saw.
+    of_model: it looks at the trained model alone, and at no update.
     """
+    if of_model:
+        return ThreatModel.union([_ADDED_OF_MODEL[role], threats.get(attack, ThreatModel())])
     saw = ThreatModel(may=(saw_words(views),)) if views > 1 and role in ATTACKERS else ThreatModel()
     return ThreatModel.union([_ADDED[role], threats.get(attack, ThreatModel()), saw])
 

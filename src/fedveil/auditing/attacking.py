@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from fedveil.attacks.base import Attack
-from fedveil.attacks.finding import Finding, Links, Reconstruction
+from fedveil.attacks.finding import Finding, Links, Membership, Reconstruction
 from fedveil.attacks.iterates import Iterates
 from fedveil.attacks.lab import Lab
 from fedveil.attacks.running import run_each
-from fedveil.attacks.scene import Candidates, LocalSteps, Scene, StepOrder
+from fedveil.attacks.scene import Candidates, LocalSteps, Scene, StepOrder, Suspects
 from fedveil.auditing.auxiliary import Auxiliary
 from fedveil.auditing.case import Case
 from fedveil.auditing.keys import (
@@ -56,6 +56,7 @@ class Shown:
     candidates: Candidates | None = None
     round: int = 1
     views: tuple[Updates, ...] = ()  # further messages about the same batches
+    suspects: Suspects | None = None
 
 
 def scene_of(case: Case, attack: Attack, shown: Shown) -> Scene:
@@ -74,6 +75,7 @@ def scene_of(case: Case, attack: Attack, shown: Shown) -> Scene:
         labels=labels if "labels" in attack.needs else None,
         local=local,
         candidates=shown.candidates if "candidates" in attack.needs else None,
+        suspects=shown.suspects if "suspects" in attack.needs else None,
         bench=case.bench,
         views=views,
     )
@@ -148,6 +150,7 @@ def fit_key(case: Case, attack: Attack, lab: Lab, auxiliary: Auxiliary | None) -
         seed=case.seed,
         backend=case.bench.backend,
         **({"views": lab.views} if lab.views > 1 else {}),
+        **({"training": case.training.described()} if "training" in looks and case.training else {}),
     )
 
 
@@ -164,7 +167,8 @@ def lab_of(case: Case, attack: Attack, scene: Scene, auxiliary: Auxiliary | None
     chain = scene.chain if "defense" in attack.learns_about else Chain()
     views = len(scene.seen) if chain.defenses else 1  # without a defense all are the same
     examples = None if auxiliary is None else auxiliary.examples
-    return Lab(scene.public, model, examples, streams, chain, views=views)
+    training = case.training if "training" in attack.learns_about else None
+    return Lab(scene.public, model, examples, streams, chain, views=views, training=training)
 
 
 class _FittedForm:
@@ -244,6 +248,8 @@ class _FindingForm:
         """Its tensors, and the rest as plain data."""
         if isinstance(result, Links):
             return Entry({"scores": result.scores, "exact": result.exact}, {"seconds": result.seconds})
+        if isinstance(result, Membership):
+            return Entry({"scores": result.scores}, {"seconds": result.seconds})
         tensors = {"inputs": result.inputs, "labels": result.labels, "cost": result.cost}
         if result.costs is not None:
             tensors["costs"] = result.costs
@@ -256,6 +262,8 @@ class _FindingForm:
     def from_entry(self, entry: Entry) -> Finding:
         """The same again."""
         tensors, seconds = entry.tensors, float(entry.facts["seconds"])
+        if tensors.keys() == {"scores"}:
+            return Membership(tensors["scores"], seconds)
         if "scores" in tensors:
             return _linking(Links(tensors["scores"], tensors["exact"], seconds))
         return _consistent(

@@ -78,8 +78,7 @@ class Auxiliary:
 
         normalization: of all of them, by which their pixels are known.
         """
-        known = {mark for each in others for mark in _marks(each, normalization)}
-        kept = [place for place, mark in enumerate(_marks(self.examples, normalization)) if mark not in known]
+        kept = places_apart(self.examples, others, normalization)
         dropped = len(self.examples) - len(kept)
         return replace(self, examples=self.examples.subset(kept), dropped=self.dropped + dropped)
 
@@ -90,6 +89,12 @@ class Auxiliary:
             return self
         chosen = torch.arange(count) * there // count
         return replace(self, examples=self.examples.subset(chosen), left=there - count)
+
+
+def places_apart(examples: Examples, others: Iterable[Examples], normalization: Normalization | None) -> list[int]:
+    """Where those of the examples are that are no copies of others, whatever their labels are."""
+    known = {mark for each in others for mark in _marks(each, normalization)}
+    return [place for place, mark in enumerate(_marks(examples, normalization)) if mark not in known]
 
 
 def _pictures(inputs: Inputs) -> Tensor:

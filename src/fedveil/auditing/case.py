@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedveil.attacks.scene import Public, Workbench
+from fedveil.auditing.reference_training import ReferenceTraining
 from fedveil.auditing.settings import AuditSettings
 from fedveil.auditing.store import Store
 from fedveil.leakage.modality import Modality
@@ -21,3 +22,4 @@ class Case:
     store: Store
     bench: Workbench
     seed: int = 0
+    training: ReferenceTraining | None = None  # how it is trained, for attackers who do the same on their own data

@@ -14,6 +14,14 @@ from fedveil.auditing.candidates import RoundTruth, truth_of
 from fedveil.auditing.case import Case
 from fedveil.auditing.forecast import attack_line, round_of
 from fedveil.auditing.judgment import Terms
+from fedveil.auditing.membership import (
+    member_score,
+    model_scenes,
+    outsiders,
+    pool_of_model,
+    pool_of_updates,
+    update_scene,
+)
 from fedveil.auditing.observing import Observed, observe
 from fedveil.auditing.result import AttackRun
 from fedveil.auditing.roles import Role
@@ -51,8 +59,12 @@ class Evidence:
         return any("auxiliary" in each.needs for each in self.attacks)
 
 
-def gather(shop: Workshop, found: Trained | None) -> Evidence:
-    """Observe every attacked round, attack it and score what was found."""
+def gather(shop: Workshop, bare: Trained | None, defended: Trained | None) -> Evidence:
+    """Observe every attacked round, attack it and score what was found.
+
+    bare, defended: the runs without the defense and with it, as far as there are any; the last is attacked.
+    """
+    found = defended or bare
     observed = [observe(shop, number, found) for number in shop.experiment.audit.rounds]
     rounds = [
         (each, truth_of(shop.case, each.originals, shop.held_out, one_example=shop.one_example)) for each in observed
@@ -67,7 +79,11 @@ def gather(shop: Workshop, found: Trained | None) -> Evidence:
             made.left_out[attack.name] = f"not run, as the question was settled by {by}"
             continue
         shop.tell(attack_line(attack.name))
-        own = _attack(shop, attack, rounds)
+        own = (
+            _tell(shop, attack, observed, (bare, defended))
+            if attack.question == "member"
+            else _attack(shop, attack, rounds)
+        )
         made.attacks.append(attack)
         made.runs.append(run_of(attack, own, truths))
         made.scores.extend(own)
@@ -80,6 +96,8 @@ def _settled_by(shop: Workshop, attack: Attack, made: Evidence, without: list[Ro
 
     What one who has more gets says nothing of how little is enough: that is still to be found out.
     """
+    if attack.question == "member":
+        return ""  # that an update tells it says nothing of the model, and these attacks take seconds
     names = [
         each.name
         for each in made.attacks
@@ -108,6 +126,31 @@ def _attack(shop: Workshop, attack: Attack, rounds: Attackable) -> list[RoleScor
         report = round_of(shop.watch.attack, place, len(rounds))
         found = attacked(shop.case, attack, scenes, shop.auxiliary, report, learned)
         parts.append({score.role: score for score in scored(shop.case, attack, found, true.truths)})
+    return [RoleScore.concat([part[role] for part in parts]) for role in parts[0]]
+
+
+def _tell(
+    shop: Workshop, attack: Attack, observed: list[Observed], runs: tuple[Trained | None, Trained | None]
+) -> list[RoleScore]:
+    """Every role of an attack that tells members from others: in every round, or of the trained model."""
+    others, learned = outsiders(shop), dict[str, Fitted]()
+    if attack.looks_at == "model":
+        pool = pool_of_model(shop, others)
+        scenes = model_scenes(shop, attack, runs, pool)
+        found = attacked(shop.case, attack, scenes, shop.auxiliary, shop.watch.attack, learned)
+        return [member_score(attack, role, each.finding, pool) for role, each in found.items()]
+    parts: list[dict[Role, RoleScore]] = []
+    for place, each in enumerate(observed):
+        pool = pool_of_updates(shop, each, others)
+        scenes = scenes_by_role(
+            update_scene(shop, attack, each, pool),
+            shop.experiment.chain_at(each.round),
+            each.undefended,
+            shop.experiment.audit.attackers,
+        )
+        report = round_of(shop.watch.attack, place, len(observed))
+        got = attacked(shop.case, attack, scenes, shop.auxiliary, report, learned)
+        parts.append({role: member_score(attack, role, one.finding, pool) for role, one in got.items()})
     return [RoleScore.concat([part[role] for part in parts]) for role in parts[0]]
 
 

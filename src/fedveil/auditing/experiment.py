@@ -214,10 +214,13 @@ class Experiment(BaseModel):
 
     @property
     def attacks(self) -> tuple[Attack, ...]:
-        """All attacks of the audit: those of the suite or those named, and the link test unless it is switched off."""
+        """All attacks of the audit: those of the suite or those named, and the link test unless it is switched off.
+
+        A suite asks who was a member unless that is switched off; attacks that are named ask what they ask.
+        """
         if self.suite is not None:
-            found = _members(suite_named(self.suite))
-            return tuple(each for each in found if self.audit.link or each.question != "link")
+            asked = {"reconstruct": True, "link": self.audit.link, "member": self.audit.member}
+            return tuple(each for each in _members(suite_named(self.suite)) if asked[each.question])
         if not self.audit.link or any(each.question == "link" for each in self.attack):
             return self.attack
         return (*self.attack, LinkTest())

@@ -25,11 +25,11 @@ class Terms:
 
     def counted(self, question: Question) -> str:
         """What the rows of a question have one value each for."""
-        return self.modality.words.many if question == "reconstruct" else "updates"
+        return {"reconstruct": self.modality.words.many, "link": "updates", "member": "members"}[question]
 
     def per_update(self, question: Question) -> int:
         """Values behind one update."""
-        return self.settings.batch_size if question == "reconstruct" else 1
+        return 1 if question == "link" else self.settings.batch_size
 
 
 @dataclass(frozen=True)

@@ -137,6 +137,9 @@ def of_scene(scene: Scene) -> dict[str, Any]:
     if scene.candidates is not None:
         given["candidate labels"] = scene.candidates.labels
         given |= {f"candidates {name}": tensor for name, tensor in leaves(scene.candidates.inputs).items()}
+    if scene.suspects is not None:
+        given["suspects' labels"] = scene.suspects.labels
+        given |= {f"suspects {name}": tensor for name, tensor in leaves(scene.suspects.inputs).items()}
     return {
         "public": of_public(scene.public, row, scene.batch_size),
         "updates": of_updates(scene.updates),

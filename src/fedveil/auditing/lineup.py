@@ -9,7 +9,7 @@ from typing import Self
 import torch
 
 from fedveil.attacks.base import Attack
-from fedveil.attacks.scene import Candidates, Scene
+from fedveil.attacks.scene import Candidates, Scene, Suspects
 from fedveil.auditing.attacking import Shown, scene_of
 from fedveil.auditing.case import Case
 from fedveil.auditing.experiment import Experiment
@@ -23,6 +23,7 @@ from fedveil.tasks.task import Task
 from fedveil.tree import Tree
 
 NO_AUXILIARY = "there are no auxiliary data for it to learn from"
+NO_MODEL = "it looks at the model that training comes to, and none is trained"
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,8 @@ class Lineup:
                 continue
             if "auxiliary" in each.needs and not learns:
                 left_out[each.name] = NO_AUXILIARY
+            elif each.looks_at == "model" and not experiment.trains:
+                left_out[each.name] = NO_MODEL
             else:
                 chosen.append(each)
         if not chosen:
@@ -95,5 +98,8 @@ def stand_in(case: Case, experiment: Experiment, attack: Attack) -> Scene:
     labels = torch.zeros((), dtype=torch.int64).expand(count, settings.candidates, size)
     nothing = next(iter(before.values())).new_zeros(())
     candidates = Candidates(nothing.expand(count, settings.candidates, size, *case.public.layout.shape), labels)
-    scene = scene_of(case, attack, Shown(updates, labels[:, 0], candidates))
+    suspects = Suspects(
+        nothing.expand(settings.nonmembers, *case.public.layout.shape), labels[0, 0, :1].expand(settings.nonmembers)
+    )
+    scene = scene_of(case, attack, Shown(updates, labels[:, 0], candidates, suspects=suspects))
     return replace(scene, chain=experiment.chain)

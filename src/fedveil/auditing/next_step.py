@@ -10,6 +10,7 @@ from fedveil.auditing.judgment import Judgment, Terms
 from fedveil.auditing.power import about
 
 STRONGEST = "inverting-gradients"  # of the attacks that rebuild inputs, the one that works on most models
+ALIGNMENT = "update-alignment"  # of the attacks that tell members from others, the one that works on most models
 _STRONGER = {"quick": "standard", "standard": "thorough"}
 Step = tuple[str, dict[str, Any] | None]
 
@@ -24,6 +25,8 @@ def next_step(judged: Judgment, terms: Terms, tried: Iterable[str]) -> tuple[str
 
 
 def _step(judged: Judgment, terms: Terms, tried: set[str]) -> Step:
+    if judged.question == "member" and judged.reason in ("few examples", "weak attack"):
+        return _tell_better(judged, terms, tried)
     if judged.reason == "few examples":
         updates = about(-(-judged.needed // terms.per_update(judged.question)))
         return f"Use about {updates} updates.", {"audit.victims": updates}
@@ -38,6 +41,24 @@ def _step(judged: Judgment, terms: Terms, tried: set[str]) -> Step:
         ), {}
     if judged.reason == "no ceiling":
         return "Audit the same model without a defense: that shows whether the attack works on it.", None
+    return "", None
+
+
+def _tell_better(judged: Judgment, terms: Terms, tried: set[str]) -> Step:
+    """What to do where a test of membership says nothing."""
+    if judged.reason == "few examples" and judged.lead.of_model:
+        many = about(judged.needed)
+        return f"Ask about {many:,} members and as many others.", {"audit.nonmembers": many}
+    if judged.reason == "few examples":
+        updates = about(-(-judged.needed // terms.per_update("member")))
+        return f"Use about {updates} updates.", {"audit.victims": updates}
+    if not judged.lead.of_model and terms.settings.batch_size > 1:
+        return f"Attack updates of a single {terms.modality.words.one} first: they are the easiest.", {
+            "audit.batch_size": 1
+        }
+    if ALIGNMENT not in tried:
+        listed = [dict(each) for each in terms.config.get("attack", ())]
+        return f"Look at single updates, too, with `{ALIGNMENT}`.", {"attack": [*listed, {"name": ALIGNMENT}]}
     return "", None
 
 

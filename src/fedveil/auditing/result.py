@@ -15,12 +15,13 @@ from fedveil.attacks.threat import ThreatModel
 from fedveil.auditing.roles import Role
 from fedveil.errors import FedveilError
 from fedveil.fields import Probability, problems
+from fedveil.leakage.membership import AUC
 from fedveil.leakage.modalities import modality
 from fedveil.leakage.modality import LINKED, Modality
 from fedveil.tasks.client_labels import ClientLabels
 
 # What can be asked of an update: can what is behind it be rebuilt, can it be linked to a known record, can it be told
-# whether a record was used?
+# whether a record was used, in an update or in the training of the model?
 Question = Literal["reconstruct", "link", "member"]
 
 Status = Literal["exposed", "partly exposed", "no leakage found by these attacks", "not judged"]
@@ -43,6 +44,14 @@ class Estimate(Document):
     count: int
 
 
+class Roc(Document):
+    """Which share of the members a test finds, against the share of others that it takes for members; both rise."""
+
+    false_alarms: list[float]
+    found: list[float]
+    others: int  # examples that were not used, behind the false alarms
+
+
 class Row(Document):
     """One line of the table of numbers: who attacked, and every metric with its interval."""
 
@@ -54,10 +63,17 @@ class Row(Document):
     round: int | None = None  # the attacked round; None: all attacked rounds together
     strongest: bool = False  # the attacker of the defended updates that gets most, of those who ask this question
     bound: Probability | None = None  # link: how often any attacker may pick the right one, by the formal guarantee
+    bounds: dict[str, Probability] = {}  # member: by metric, the most that any attacker may get by the guarantee
+    of_model: bool = False  # member: whether the trained model was looked at, and not single updates
+    curve: Roc | None = None  # member
     exact: bool | None = None  # link: whether updates were compared by the exact likelihood under the defense
     threat: ThreatModel | None = None  # what the attacker has; None in results of versions that did not keep it
     # Of `TOGETHER`: for every example, or update, the attack that got most; of no other row.
     winners: list[str] = []
+
+    def allowed(self, measure: str) -> float | None:
+        """The most that any attacker may get by this measure, as far as a formal guarantee says so."""
+        return self.bounds.get(measure, self.bound)
 
 
 class Answer(Document):
@@ -261,7 +277,7 @@ class Result(Document):
 
 def measures(question: Question, kind: Modality) -> tuple[str, ...]:
     """The shares that decide about a question."""
-    return {"reconstruct": kind.headline, "link": (LINKED,), "member": ()}[question]
+    return {"reconstruct": kind.headline, "link": (LINKED,), "member": (AUC,)}[question]
 
 
 def gets(row: Row, kind: Modality) -> tuple[float, float]:

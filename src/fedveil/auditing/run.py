@@ -22,10 +22,11 @@ from fedveil.auditing.evidence import Evidence, gather
 from fedveil.auditing.experiment import Experiment
 from fedveil.auditing.forecast import both, stages_of
 from fedveil.auditing.judgment import Terms
+from fedveil.auditing.membership import bounds_of, member_rows
 from fedveil.auditing.observing import observe, reached
 from fedveil.auditing.provenance import provenance
 from fedveil.auditing.result import Result, Verdict
-from fedveil.auditing.scoring import images_of, rows_of
+from fedveil.auditing.scoring import images_of, marked, rows_of
 from fedveil.auditing.sentences import at_most, counted_once
 from fedveil.auditing.settings import AuditSettings
 from fedveil.auditing.store import Store
@@ -127,7 +128,7 @@ def run_audit(shop: Workshop, command: str) -> AuditResult:
         observe(shop, 1, None)  # what is wrong with a victim's data shows before anything is trained
     bare, defended = train_both(shop)
     shop, missed = reached(shop, defended or bare)
-    evidence = gather(shop, defended or bare)
+    evidence = gather(shop, bare, defended)
 
     shop.tell("judging")
     cost = measure_cost(shop.task, bare.run if bare else None, defended.run if defended else None)
@@ -136,7 +137,13 @@ def run_audit(shop: Workshop, command: str) -> AuditResult:
     views = shop.experiment.audit.views
     most = most_picked(promised, shop.exposures[0], among, views)
     threats = threats_of(evidence.attacks, shop.auxiliary, among)
-    rows = rows_of(evidence.scores, evidence.truths, shop.modality, bound=most, threats=threats, views=views)
+    told = [each for each in evidence.scores if each.question == "member"]
+    others = [each for each in evidence.scores if each.question != "member"]
+    rows = rows_of(others, evidence.truths, shop.modality, bound=most, threats=threats, views=views)
+    allowed = bounds_of(promised, shop.exposures[0], views)
+    rows += marked(
+        member_rows(told, evidence.truths.rounds, bounds=allowed, threats=threats, views=views), shop.modality
+    )
     terms = Terms(shop.experiment.audit, shop.modality, among, config, tuple(shop.chain.without_knowledge))
     verdict = judge(rows, cost, promised.sentence + at_most(most, among, views), terms)
     document = describe(shop, evidence, verdict, promised)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedveil.attacks.finding import Finding, Links, Reconstruction
+from fedveil.attacks.finding import Finding, Links, Membership, Reconstruction
 from fedveil.attacks.threat import ThreatModel
 from fedveil.auditing.attackers import threat_of_row
 from fedveil.auditing.result import TOGETHER, AttackRun, CostCurve, Estimate, Images, Question, Row, gets, measures
@@ -27,7 +27,7 @@ from fedveil.leakage.modality import LINKED, Modality
 from fedveil.leakage.truths import Truths
 
 REVISION = 1  # raised when the same findings get other scores, beside `Modality.revision`
-_FACTS = ("attack", "role", "question", "steps", "seconds")
+_FACTS = ("attack", "role", "question", "steps", "seconds", "of_model")
 
 
 class Batches(Protocol):
@@ -60,6 +60,9 @@ class RoleScore:
     on_the_way: dict[str, dict[str, Tensor]] = field(default_factory=dict)  # metric -> share of the steps -> (V·B,)
     steps: tuple[int, ...] = ()
     seconds: float = 0.0
+    scores: Tensor | None = None  # (V, N) of the examples in question, where members are told from others
+    kinds: Tensor | None = None  # (V, N): which of them are members, see `leakage.membership`
+    of_model: bool = False  # whether these are about the trained model, and not about updates
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensors by name, to be kept beside `facts`."""
@@ -67,7 +70,7 @@ class RoleScore:
         found |= {
             f"on_the_way/{name}/{mark}": v for name, marks in self.on_the_way.items() for mark, v in marks.items()
         }
-        single = {name: getattr(self, name) for name in ("exhibit", "exact", "labels", "costs")}
+        single = {name: getattr(self, name) for name in ("exhibit", "exact", "labels", "costs", "scores", "kinds")}
         return found | {name: tensor for name, tensor in single.items() if tensor is not None}
 
     def facts(self) -> str:
@@ -105,6 +108,8 @@ def score_finding(attack: str, role: Role, finding: Finding, truths: Truths, mod
             raise ValueError("a link test is scored by where the originals stand among the candidates")
         linked = {LINKED: finding.linked(truths.place)}
         return RoleScore(attack, role, "link", linked, exact=finding.exact, seconds=finding.seconds)
+    if isinstance(finding, Membership):
+        raise ValueError("who was a member is not among the truths of updates: see `membership.member_score`")
     scores = modality.score(finding.inputs, truths, finding.iterates)
     return RoleScore(
         attack,
@@ -122,8 +127,8 @@ def score_finding(attack: str, role: Role, finding: Finding, truths: Truths, mod
 
 def score_unknown(attack: str, role: Role, finding: Finding, modality: Modality) -> RoleScore:
     """What can be told of a reconstruction without the truth: what it looks like, and how well it fits the update."""
-    if isinstance(finding, Links):
-        raise ValueError("a link test has candidates, so the truth is known")
+    if not isinstance(finding, Reconstruction):
+        raise ValueError("who links updates or tells members has candidates, so the truth is known")
     flat = finding.inputs.flatten(0, 1)
     return RoleScore(
         attack,
@@ -188,7 +193,7 @@ def rows_of(
         row = make_row(score.attack, score.role, values, _groups(score.question, truths), question=score.question)
         threat = threat_of_row(score.attack, score.role, threats, views) if threats is not None else None
         rows.append(row.model_copy(update={"exact": exact, "bound": allowed, "threat": threat}))
-    rows = _marked([*rows, *worst_case(rows, truths, modality)], modality)
+    rows = marked([*rows, *worst_case(rows, truths, modality)], modality)
     return rows + rows_by_round(rows, truths)
 
 
@@ -278,7 +283,7 @@ def _most(name: str, listed: Sequence[Sequence[float]]) -> Tensor:
     return values.amax(0) if METRICS[name].private == "low" else values.amin(0)
 
 
-def _marked(rows: list[Row], modality: Modality) -> list[Row]:
+def marked(rows: list[Row], modality: Modality) -> list[Row]:
     """The rows with the strongest attacker marked: of defended updates, or, if there is none, of undefended ones."""
     found = [strongest(rows, question, modality) for question in dict.fromkeys(row.question for row in rows)]
     return [row.model_copy(update={"strongest": any(row is lead for lead in found)}) for row in rows]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from fedveil.auditing.judgment import Judgment, Terms
@@ -13,6 +13,7 @@ from fedveil.auditing.scoring import estimate
 from fedveil.auditing.settings import AuditSettings
 from fedveil.auditing.table import rounded_up
 from fedveil.leakage.intervals import Interval, bootstrap
+from fedveil.leakage.membership import AUC, CHANCE, RATES, others_needed
 from fedveil.leakage.modality import Words
 from fedveil.ledger.statement import Statement
 
@@ -39,7 +40,7 @@ def found(rows: Sequence[Row], judged: Judgment, terms: Terms) -> str:
     rows: that ask the same question, of the same round.
     """
     lead, measure = judged.lead, judged.measure
-    told = _links(judged, terms) if judged.question == "link" else _picks(judged, terms)
+    told = {"reconstruct": _picks, "link": _links, "member": _tells}[judged.question](judged, terms)
     start = f"At the start of round {lead.round}, " if lead.round is not None else ""
     if lead.role == "ceiling":
         return _begin(f"{start}without a defense, an attacker {told}.")
@@ -80,6 +81,19 @@ def _links(judged: Judgment, terms: Terms) -> str:
     )
 
 
+def _tells(judged: Judgment, terms: Terms) -> str:
+    lead = judged.lead
+    found, where = lead.metrics[judged.measure], "the trained model" if lead.of_model else "an update"
+    if judged.measure == AUC:
+        pairs = f"in {share(found)} of the pairs (chance {percent(CHANCE[AUC])})"
+        return f"tells members from others by {where} {pairs}, with {lead.attack}"
+    rate = RATES[judged.measure]
+    return (
+        f"finds {share(found)} of the members by {where} at {percent(rate)} false alarms (chance {percent(rate)}), "
+        f"with {lead.attack}"
+    )
+
+
 def wins(judged: Judgment) -> Counter[str]:
     """How often each of several attacks won, of what was picked at all."""
     picked = judged.lead.values[judged.measure]
@@ -112,6 +126,9 @@ def notes(judged: Sequence[Judgment], worst: Judgment, terms: Terms) -> list[str
         if each.question == "link":
             told.append(_on_linking(each, terms))
             continue
+        if each.question == "member":
+            told.append(_on_telling(each))
+            continue
         if recognizable_share(each.lead, terms) is not None:
             told.append(terms.modality.recognizable_note(terms.settings.recognizable_from))
         if each.measure in terms.modality.measure_notes:
@@ -133,6 +150,20 @@ def _on_linking(judged: Judgment, terms: Terms) -> str:
     )
     if judged.lead.exact is False and judged.lead.role == "adaptive":  # the others do not ask how likely it is
         told += " How likely each candidate is under the defense has no closed form here: a better test may link more."
+    return told
+
+
+def _on_telling(judged: Judgment) -> str:
+    others = judged.lead.curve.others if judged.lead.curve else 0
+    used = "in the training of the model" if judged.lead.of_model else "in one update"
+    told = (
+        f"A member is an example that was used {used}; others are {others:,} held-out examples of the same kind. A "
+        "pair is one of each, and the attacker names the member."
+    )
+    missing = [(name, rate) for name, rate in RATES.items() if name not in judged.lead.metrics]
+    if missing:
+        rates = " and ".join(f"at {percent(rate)} false alarms ({others_needed(name):,})" for name, rate in missing)
+        told += f" Too few others to say which share of the members is found {rates}."
     return told
 
 
@@ -184,13 +215,15 @@ def warnings(found: Cost, judged: Sequence[Judgment], worst: Judgment, terms: Te
 
 def _broken(judged: Judgment) -> bool:
     """Whether more was measured than a formal guarantee allows."""
-    return judged.lead.bound is not None and judged.lead.metrics[judged.measure].low > judged.lead.bound
+    bound = judged.lead.allowed(judged.measure)
+    return bound is not None and judged.lead.metrics[judged.measure].low > bound
 
 
 def _on_bound(judged: Judgment) -> Warned:
-    found, allowed = share(judged.lead.metrics[judged.measure]), rounded_up(judged.lead.bound or 0.0)
+    found, allowed = share(judged.lead.metrics[judged.measure]), rounded_up(judged.lead.allowed(judged.measure) or 0.0)
+    what = "updates were linked" if judged.question == "link" else "members were told from others"
     words = (
-        f"More updates were linked, {found}, than the formal guarantee allows any attacker, {allowed} %. So the "
+        f"More {what}, {found}, than the formal guarantee allows any attacker, {allowed} %. So the "
         "guarantee does not hold as stated: do not rely on it."
     )
     return Warned(words=words, loud=True)
@@ -239,7 +272,7 @@ def _last_gain(found: Cost) -> float:
     return measured[-1] - measured[-2] if len(measured) > 1 else 0.0
 
 
-def thresholds(found: Cost, terms: Terms) -> list[str]:
+def thresholds(found: Cost, terms: Terms, asked_of: Collection[Question] = ()) -> list[str]:
     """What the words were decided by, as set for this audit."""
     settings = terms.settings
     told = [
@@ -248,6 +281,8 @@ def thresholds(found: Cost, terms: Terms) -> list[str]:
         + (f" by {percent(settings.smallest_gain)}" if settings.smallest_gain else "")
         + f", and a leak of {percent(settings.rule_out)} of the {terms.modality.words.many} is ruled out",
     ]
+    if "member" in asked_of:
+        told.append("membership: the same shares of what is above chance")
     return told + ([f"large cost: more than {100 * settings.large_drop:g} points"] if found.rounds else [])
 
 

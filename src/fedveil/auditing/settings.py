@@ -35,6 +35,8 @@ class AuditSettings:
     step_order: Literal["searched", "same", "mean"] = "searched"
     attackers: Literal["both", "naive", "adaptive"] = "both"
     link: bool = True  # ask, too, whether updates can be linked to known examples: seconds, and no picture is needed
+    member: bool = True  # suites ask, too, whether it can be told which examples were used
+    nonmembers: Count = 1000  # held-out examples that those are told from, at most; of a model as many members
     auxiliary: str = HELD_OUT  # what attackers may learn from: every second held-out test example; none; a data set
     auxiliary_most: Count = 20_000  # auxiliary examples at most
     stop_when_settled: bool = True  # suites other than thorough leave out attacks on a question that is settled

@@ -32,7 +32,15 @@ SUITES = {
         Suite(
             DEFAULT,
             "The default: the attacks that get most on most models, within minutes on a small one.",
-            ("link", "analytic", "inverting-gradients:steps=400", "learned-linear", "latent-start"),
+            (
+                "link",
+                "analytic",
+                "inverting-gradients:steps=400",
+                "learned-linear",
+                "latent-start",
+                "update-alignment",
+                "loss-threshold",
+            ),
         ),
         Suite(
             "thorough",
@@ -50,6 +58,10 @@ SUITES = {
                 "latent-start:restarts=2",
                 "gias:weight_steps=400",
                 "mjolnir",
+                "update-alignment",
+                "fedmia",
+                "loss-threshold",
+                "lira",
             ),
             stops=False,
         ),

@@ -15,6 +15,7 @@ from typing import Any
 from fedveil.auditing.result import Estimate, Row
 from fedveil.auditing.roles import ATTACKERS, wording
 from fedveil.leakage.catalog import METRICS
+from fedveil.leakage.membership import CHANCE, RATES
 from fedveil.leakage.modality import LINKED, Modality
 
 FIELDS = ("attack", "role", "round", "metric", "mean", "low", "high", "count", "bound", "attacker_has")
@@ -41,13 +42,15 @@ class Part:
 def parts(rows: Sequence[Row], modality: Modality) -> Iterator[Part]:
     """The rows question by question."""
     words = wording(row.role for row in rows)
-    for question in ("reconstruct", "link"):
+    shown = {"reconstruct": modality.shown, "link": (LINKED,), "member": tuple(CHANCE)}
+    for question, names in shown.items():
         asked = [row for row in rows if row.question == question]
-        names = modality.shown if question == "reconstruct" else (LINKED,)
         measured = dict.fromkeys(name for row in asked for name in row.metrics)
         # Without the truth only the matching cost is known.
         columns = [_measured(name) for name in [each for each in names if each in measured] or measured]
-        if question == "link":
+        if question == "member":  # what was not measured is told, too
+            columns = [_measured(name) for name in names]
+        if question != "reconstruct":
             columns.append(Column("formal bound", formal_bound))
         if any(row.threat for row in asked):
             columns.append(Column(HAS, attacker_has))
@@ -56,7 +59,8 @@ def parts(rows: Sequence[Row], modality: Modality) -> Iterator[Part]:
 
 
 def _measured(name: str) -> Column:
-    return Column(METRICS[name].column, lambda row: _cell(row.metrics.get(name), name))
+    missing = "not measured" if name in CHANCE else "–"
+    return Column(METRICS[name].column, lambda row: _cell(row.metrics.get(name), name, missing))
 
 
 def attacker_has(row: Row, *, whole: bool = False) -> str:
@@ -80,7 +84,21 @@ def formal_bound(row: Row) -> str:
     """
     if row.role not in ATTACKERS:
         return "–"
+    if row.question == "member":
+        told = [_allowed(name, row.bounds[name]) for name in row.metrics if name in row.bounds]
+        return ", ".join(told) or "no formal bound"
     return "no formal bound" if row.bound is None else f"≤ {rounded_up(row.bound)} %"
+
+
+def _allowed(name: str, bound: float) -> str:
+    """The most that a guarantee leaves of one measure of membership.
+
+    >>> _allowed("member_auc", 0.7613), _allowed("member_tpr_1", 0.0272)
+    ('AUC ≤ 0.77', '≤ 3 % at 1 %')
+    """
+    if name not in RATES:
+        return f"AUC ≤ {rounded_up(bound) / 100:.2f}"
+    return f"≤ {rounded_up(bound)} % at {100 * RATES[name]:g} %"
 
 
 def rounded_up(bound: float) -> int:
@@ -157,7 +175,7 @@ def as_records(rows: Sequence[Row]) -> list[dict[str, Any]]:
             "round": row.round,
             "metric": name,
             **found.model_dump(),
-            "bound": row.bound,
+            "bound": row.allowed(name),
             "attacker_has": None if row.threat is None else row.threat.words,
         }
         for row in rows
@@ -179,9 +197,9 @@ def _heading(row: Row) -> str:
     return attack if row.round is None else f"{attack}, round {row.round}"
 
 
-def _cell(estimate: Estimate | None, name: str) -> str:
+def _cell(estimate: Estimate | None, name: str, missing: str) -> str:
     if estimate is None:
-        return "–"
+        return missing
     metric = METRICS[name]
     factor = 100 if metric.share else 1
     low, high = (f"{factor * value:.{metric.digits}f}" for value in (estimate.low, estimate.high))

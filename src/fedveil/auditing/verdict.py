@@ -7,6 +7,7 @@ from typing import get_args
 
 from fedveil.auditing import sentences
 from fedveil.auditing.judgment import Judgment, Reason, Terms
+from fedveil.auditing.member_judgment import judge_members
 from fedveil.auditing.next_step import next_step
 from fedveil.auditing.power import changes, examples_needed
 from fedveil.auditing.result import TOGETHER, Answer, Cost, Question, Row, Status, Verdict, gets, measures
@@ -45,7 +46,7 @@ def judge(rows: Sequence[Row], cost: Cost, guarantee: str, terms: Terms) -> Verd
         answers=[answer for answer, _ in found],
         warnings=sentences.warnings(cost, [judgment for _, judgment in judged], worst, terms),
         notes=sentences.notes([judgment for _, judgment in judged], worst, terms),
-        thresholds=sentences.thresholds(cost, terms),
+        thresholds=sentences.thresholds(cost, terms, {judgment.question for _, judgment in judged}),
         next_step=lead.next_step,
         command=lead.command,
     )
@@ -87,6 +88,9 @@ def settled(rows: Sequence[Row], question: Question, terms: Terms) -> bool:
 def _rounds(rows: Sequence[Row], question: Question, terms: Terms) -> list[Judgment | None]:
     """Each attacked round judged by its own rows, where there are some; else all together."""
     numbers: list[int | None] = [*sorted({row.round for row in rows if row.round is not None})] or [None]
+    if question == "member" and numbers != [None]:
+        apart = [judge_members([row for row in rows if row.round == number], terms, _MORE) for number in numbers]
+        return [*apart, judge_members([row for row in rows if row.of_model], terms, _MORE)]
     return [_judge_round([row for row in rows if row.round == number], question, terms) for number in numbers]
 
 
@@ -119,7 +123,7 @@ def _judge_question(rows: Sequence[Row], question: Question, terms: Terms) -> tu
         found=worst.lead.metrics[worst.measure],
         undefended=None if worst.ceiling is None else worst.ceiling.metrics[worst.measure],
         guess=worst.floor.metrics[worst.measure],
-        bound=worst.lead.bound,
+        bound=worst.lead.allowed(worst.measure),
         recognizable=sentences.recognizable_share(worst.lead, terms),
         next_step=words,
         command=command,
@@ -132,6 +136,8 @@ def _judge_round(rows: list[Row], question: Question, terms: Terms) -> Judgment 
 
     The worst case over several attacks stands beside the worst case of their floors: `worst_case` made both.
     """
+    if question == "member":
+        return judge_members(rows, terms, _MORE)
     names = {row.attack for row in rows if row.attack}
     if len(names) > 1 and TOGETHER not in names:
         raise ValueError("several attacks are judged by their worst case: add the rows of `worst_case`")
@@ -244,8 +250,12 @@ def _other_rounds(found: list[Judgment], worst: Judgment) -> str:
     others = [each for each in found if each is not worst]
     if not others:
         return ""
-    told = "; ".join(f"round {each.lead.round}: {each.status} ({percent(each.mean)})" for each in others)
+    told = "; ".join(f"{_when(each)}: {each.status} ({percent(each.mean)})" for each in others)
     return f" This is the worst of the attacked rounds; {told}."
+
+
+def _when(judged: Judgment) -> str:
+    return "the trained model" if judged.lead.of_model else f"round {judged.lead.round}"
 
 
 def groups_of(row: Row, per_update: int) -> list[int]:

@@ -12,6 +12,7 @@ from fedveil.auditing.candidates import HeldOut
 from fedveil.auditing.case import Case
 from fedveil.auditing.experiment import Experiment
 from fedveil.auditing.lineup import Lineup
+from fedveil.auditing.reference_training import ReferenceTraining
 from fedveil.auditing.requirements import check_experiment
 from fedveil.auditing.store import Store
 from fedveil.defenses.chain import Chain
@@ -63,6 +64,7 @@ class Workshop:
             store=store,
             bench=Workbench(backend=experiment.backend, workers=workers),
             seed=experiment.seed,
+            training=ReferenceTraining(plain) if experiment.trains else None,
         )
         lineup = Lineup.of(experiment, task, case, learns=auxiliary is not None)
         return cls(experiment, task, case, judges, watch, plain, defended, lineup, held_out, auxiliary)

@@ -91,6 +91,32 @@ METRICS: dict[str, Metric] = {
             "the one that each candidate would have caused; no picture is needed.",
         ),
         Metric(
+            name="member_auc",
+            title="AUC",
+            unit="",
+            private="low",
+            digits=2,
+            words="How often the test scores a member higher than an example that was not used: 1 when it tells all of "
+            "them apart, 0.5 when it guesses.",
+        ),
+        Metric(
+            name="member_tpr_1",
+            title="found at 1 % false alarms",
+            unit="%",
+            private="low",
+            digits=0,
+            words="Share of the members that the test finds when it may take 1 % of the other examples for members, "
+            "too. Guessing finds 1 %. Not measured with fewer than 1,000 others.",
+        ),
+        Metric(
+            name="member_tpr_01",
+            title="found at 0.1 % false alarms",
+            unit="%",
+            private="low",
+            digits=1,
+            words="The same at 0.1 % false alarms. Not measured with fewer than 10,000 others.",
+        ),
+        Metric(
             name="mse",
             title="MSE",
             unit="",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -231,4 +233,15 @@ def _set(made: Task, **values: Any) -> None:
 def described(made: Task, **values: Any) -> Task:
     """Add what is known of a task that was just made by name."""
     _set(made, **values)
+    return made
+
+
+def trained_on(task: Task, examples: Examples, clients: Sequence[Sequence[int]]) -> Task:
+    """The same task with other training examples, of which each client has these; its description stays."""
+    made = copy.copy(task)
+    _set(
+        made,
+        train=examples.as_type(task.train.dtype),
+        clients=tuple(torch.as_tensor(each, dtype=torch.int64) for each in clients),
+    )
     return made
