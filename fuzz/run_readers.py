@@ -266,8 +266,10 @@ def _read_entries(folder: Path) -> object:
             assert each.labels.shape == each.inputs.shape[:2]
             assert each.costs is None or each.costs.shape == (len(each.cost), len(each.steps))
             assert all(step.shape == each.inputs.shape for step in each.iterates)
-        else:
+        elif isinstance(each, Links):
             assert each.scores.shape[:1] == each.exact.shape
+        else:
+            assert each.scores.dim() == 2
     return found
 
 

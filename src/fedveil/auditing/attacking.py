@@ -263,7 +263,7 @@ class _FindingForm:
         """The same again."""
         tensors, seconds = entry.tensors, float(entry.facts["seconds"])
         if tensors.keys() == {"scores"}:
-            return Membership(tensors["scores"], seconds)
+            return _telling(Membership(tensors["scores"], seconds))
         if "scores" in tensors:
             return _linking(Links(tensors["scores"], tensors["exact"], seconds))
         return _consistent(
@@ -282,6 +282,13 @@ class _FindingForm:
 def _linking(found: Links) -> Links:
     """Refuse what cannot be a finding: the store then has it made again."""
     if found.scores.dim() != 2 or found.exact.shape != found.scores.shape[:1] or found.exact.dtype != torch.bool:
+        raise ValueError("scores of another form")
+    return found
+
+
+def _telling(found: Membership) -> Membership:
+    """The same of those who tell members from others."""
+    if found.scores.dim() != 2 or not found.scores.is_floating_point():
         raise ValueError("scores of another form")
     return found
 

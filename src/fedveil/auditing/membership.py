@@ -185,7 +185,8 @@ def member_rows(
     rounds: of every update. Attacks are not taken together: the one that tells most is the strongest, and judged as
     one of several that were tried.
     """
-    made, later = [], []
+    made: list[Row] = []
+    later: list[Row] = []
     for score in scores:
         allowed = (bounds or {}).get(score.of_model, {}) if score.role in ATTACKERS else {}
         threat = None

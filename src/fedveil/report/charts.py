@@ -55,7 +55,9 @@ def line_chart(
     if not shown:
         return _empty_chart(title, width)
 
-    x_scale = linear_scale([p for one in shown for p, _ in _points(one)], count=6, whole=x.whole, tight=True)
+    places = [p for one in shown for p, _ in _points(one)]
+    x_log = log_scale(places) if x.log else None
+    x_scale = x_log or linear_scale(places, count=6, whole=x.whole, tight=True)
     heights = [value for one in shown for value in (*one.y, *one.low, *one.high)]
     y_log = log_scale(heights) if y.log else None
     y_scale = y_log or linear_scale(heights, percent=y.percent, whole=y.whole)
@@ -64,7 +66,7 @@ def line_chart(
     y_title = textwrap.wrap(y.title + (" (log scale)" if y_log else ""), characters(width - 8))
     left = max(text_width(label) for label in y_scale.labels or ("",)) + 10
     right = width - max(text_width(line) for label in labels for line in label) - 22
-    x_title = textwrap.wrap(x.title, characters(right))
+    x_title = textwrap.wrap(x.title + (" (log scale)" if x_log else ""), characters(right))
     top = LINE * len(y_title) + 14
     # A crowd of labels makes the chart taller instead of overlapping.
     bottom = max(height - LINE * (len(x_title) + 1) - 12, top + LINE * sum(map(len, labels)) + 4 * len(labels))

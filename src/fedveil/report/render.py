@@ -12,7 +12,7 @@ from fedveil.files import write_atomically
 from fedveil.leakage.catalog import METRICS
 from fedveil.leakage.modalities import modality
 from fedveil.leakage.modality import LINKED
-from fedveil.report import clients, view
+from fedveil.report import clients, members, view
 from fedveil.report.environment import environment
 from fedveil.report.grid import grid
 from fedveil.report.summary import summary
@@ -35,6 +35,9 @@ def render(result: Result, images: Images) -> str:
             cost_rows=list(view.cost_rows(result.cost)),
             holdings=None if result.holdings is None else clients.held(result.holdings),
             links=view.links(result),
+            tellers=members.tellers(result),
+            tellers_charts=members.drawn(result),
+            member_metrics=members.metrics(),
             attacks=[
                 (run, view.attack_facts(run, known=known), view.attack_charts(run), view.on_the_way(run))
                 for run in result.attacks

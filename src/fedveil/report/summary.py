@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from fedveil.auditing.result import DefenseCard, Question, Result, measures
+from fedveil.auditing.result import Answer, DefenseCard, Question, Result, measures
 from fedveil.auditing.roles import Role
 from fedveil.auditing.table import rounded_up
+from fedveil.leakage.membership import AUC, CHANCE
 from fedveil.leakage.modalities import modality
 from fedveil.report import formatting
 from fedveil.report.charts import interval_bar
@@ -91,8 +92,12 @@ def strips(result: Result) -> list[Strip]:
     one = modality(result.modality).words.one
     batches = any(run.batch_size > 1 for run in result.attacks)
     linked = f"Who links updates to the right {'batch' if batches else one}"
-    titles: dict[Question, str] = {"reconstruct": f"Who picks the right {one}", "link": linked}
-    questions: tuple[Question, ...] = ("reconstruct", "link")
+    titles: dict[Question, str] = {
+        "reconstruct": f"Who picks the right {one}",
+        "link": linked,
+        "member": "Who tells members from others",
+    }
+    questions: tuple[Question, ...] = ("reconstruct", "link", "member")
     asked = [question for question in questions if any(row.question == question for row in result.rows)]
     asked = asked if result.candidates else []  # nothing to pick from
     return [Strip(titles[question], _bars(result, question), _note(result, question)) for question in asked]
@@ -102,6 +107,7 @@ def _bars(result: Result, question: Question) -> list[Bar]:
     answer, first = result.verdict.answer(question), lead(result, question)
     measure = answer.measure if answer and answer.measure else measures(question, modality(result.modality))[0]
     chance = 1 / result.candidates if result.candidates > 0 else None
+    chance = CHANCE.get(measure, chance)
     bars = []
     for role in shown_roles(result, question):
         row = beside(result, first, role, answer.round if answer else None)
@@ -109,9 +115,21 @@ def _bars(result: Result, question: Question) -> list[Bar]:
             row = None  # its rows hold an attacker who knew nothing more
         estimate = row.metrics.get(measure) if row else None
         share = "not tried" if row is None else "not measured" if estimate is None else formatting.percent(estimate)
-        bar = interval_bar(estimate, role, chance, row.bound if row else None)
+        bar = interval_bar(estimate, role, chance, row.allowed(measure) if row else None)
         bars.append(Bar(role, words(result)[role].plain, share, bar))
     return bars
+
+
+def _measure(answer: Answer | None) -> str:
+    return answer.measure if answer and answer.measure else AUC
+
+
+def _asked(answer: Answer | None) -> str:
+    """What is counted of those who tell members from others."""
+    measure = _measure(answer)
+    if measure == AUC:
+        return "Of pairs of a member and another"
+    return f"Of the members, at {100 * CHANCE[measure]:g}{formatting.SPACE}% false alarms"
 
 
 def _note(result: Result, question: Question) -> str:
@@ -120,7 +138,9 @@ def _note(result: Result, question: Question) -> str:
     number = f", in round {answer.round}" if answer and answer.round else ""
     chance = formatting.number(100 / among, 0 if among <= 100 else 2) if among > 0 else formatting.NONE
     told = f"Out of {among}{number}"
-    if question == "link":
+    if question == "member":
+        told, chance = f"{_asked(answer)}{number}", formatting.number(100 * CHANCE[_measure(answer)], 0)
+    elif question == "link":
         told += ", by comparing updates"
     else:
         told += f", with the 95{formatting.SPACE}% interval"

@@ -232,7 +232,8 @@ def attack_charts(run: AttackRun) -> dict[str, Markup]:
 
 def attack_facts(run: AttackRun, *, known: bool = True) -> list[tuple[str, str]]:
     """How an attack was run: what it has no such thing of is left out, as are labels where the truth is not known."""
-    found = [("victims", f"{run.victims:,}"), ("examples per update", f"{run.batch_size:,}")]
+    found = [] if run.question == "member" else [("victims", f"{run.victims:,}")]
+    found += [] if run.question == "member" else [("examples per update", f"{run.batch_size:,}")]
     found += [("steps", f"{run.steps:,}")] if run.steps is not None else []
     found += [("restarts", f"{run.restarts:,}")] if run.restarts is not None else []
     found.append(("time taken", formatting.duration(run.seconds)))
