@@ -24,6 +24,7 @@ from benchmarks import (
     fedavg_attacks,
     gradients,
     growth,
+    membership,
     profiles,
     utility,
 )
@@ -46,6 +47,7 @@ PARTS: dict[str, Callable[[], list[Table] | Iterable[list[Table]]]] = {
     "every-attack": every_attack.measure,
     "borders": borders.measure,
     "fedavg-attacks": fedavg_attacks.measure,
+    "membership": membership.measure,
     "costs": costs.measure,
     "utility": utility.measure,
 }

@@ -51,8 +51,9 @@ def test_whoever_has_less_comes_first(suite: Suite) -> None:
 
 
 def test_each_suite_asks_every_question_and_the_larger_ones_have_the_attacks_of_the_smaller() -> None:
-    for suite in SUITES.values():
-        assert {each.question for each in built(suite)} == {"reconstruct", "link"}
+    asked = {suite.name: {each.question for each in built(suite)} for suite in SUITES.values()}
+    every = {"reconstruct", "link", "member"}
+    assert asked == {"quick": every - {"member"}, "standard": every, "thorough": every}
     quick, standard, thorough = ({parse_spec(spec)[0] for spec in each.attacks} for each in SUITES.values())
     assert quick <= standard < thorough
     assert (list(SUITES), DEFAULT) == (["quick", "standard", "thorough"], "standard")

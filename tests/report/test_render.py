@@ -30,6 +30,7 @@ HEADINGS = [
     "How it was judged",
     "See for yourself",
     "Linked without a picture",
+    "Told who was a member",
     "Numbers",
     "Cost",
     "How the attack went",

@@ -77,7 +77,7 @@ def pool_of_updates(shop: Workshop, observed: Observed, others: Given) -> Pool:
     own = torch.where(torch.arange(victims)[:, None] == owner, MEMBER, LEFT_OUT)
     rest = own.new_full((victims, len(others[1])), OTHER)
     members = observed.inputs.flatten(0, 1), observed.labels.flatten(0, 1)
-    return _mixed(shop, members, others, torch.cat([own, rest], 1), observed.round)
+    return _mixed(shop, members, others, torch.cat([own, rest], 1))
 
 
 def pool_of_model(shop: Workshop, others: Given) -> Pool:
@@ -87,12 +87,12 @@ def pool_of_model(shop: Workshop, others: Given) -> Pool:
     inputs, labels = shop.task.train.batch(held[drawn[: shop.experiment.audit.nonmembers]].sort().values)
     assert isinstance(inputs, Tensor)  # an audit refuses all others
     kinds = torch.cat([torch.full((len(labels),), MEMBER), torch.full((len(others[1]),), OTHER)])[None]
-    return _mixed(shop, (inputs.float(), labels), others, kinds, 0)
+    return _mixed(shop, (inputs.float(), labels), others, kinds)
 
 
-def _mixed(shop: Workshop, members: Given, others: Given, kinds: Tensor, number: int) -> Pool:
-    """In a drawn order, so that no order gives members away."""
-    order = Streams.seeded(shop.case.seed, [0], "examples in question", number).permutation(kinds.shape[1])[0]
+def _mixed(shop: Workshop, members: Given, others: Given, kinds: Tensor) -> Pool:
+    """In a drawn order, so that no order gives members away. In every round the others stand at the same places."""
+    order = Streams.seeded(shop.case.seed, [0], "examples in question").permutation(kinds.shape[1])[0]
     inputs, labels = (torch.cat([own.cpu(), other.cpu()])[order] for own, other in zip(members, others, strict=True))
     return Pool(Suspects(inputs.to(floating_type(shop.case.public.model)), labels), kinds[:, order])
 

@@ -111,6 +111,7 @@ class Attempted:
     attacks: tuple[str, ...]  # by name
     labels: tuple[str, ...] = ()  # where those that rebuild inputs get the labels from
     candidates: int | None = None  # that those who link updates are given; None where none does
+    telling: tuple[str, ...] = ()  # the names of those who tell members from others
     auxiliary: Auxiliary | None = None  # what some of them learned from
     learned: tuple[str, ...] = ()  # the names of these
     statistics: tuple[str, ...] = ()  # the names of those that use the batch-norm statistics of the global model
@@ -131,6 +132,7 @@ class Attempted:
             attacks=tuple(each.name for each in attacks),
             labels=tuple(each.labels_from for each in attacks if each.labels_from),
             candidates=among if any(each.question == "link" for each in attacks) else None,
+            telling=tuple(each.name for each in attacks if each.question == "member"),
             auxiliary=auxiliary if learned else None,
             learned=learned if auxiliary is not None else (),
             statistics=tuple(each.name for each in attacks if STATISTICS in each.threat.knows),
@@ -185,6 +187,16 @@ def assumptions(situation: Situation, attempted: Attempted) -> list[Assumption]:
                 words="To link an update, and for that alone, the attacker is given the examples behind it among "
                 "others, with their labels, and has to say which they are. Think of one who holds some records and "
                 "asks which of them was used.",
+            )
+        )
+    if attempted.telling:
+        found.append(
+            Assumption(
+                switch="examples in question",
+                setting=f"to {_and(attempted.telling)}",
+                words="To tell members from others, and for that alone, the attacker is given examples with their "
+                "labels, some of which were used and some not, in a drawn order. The others are held out: nobody "
+                "trained on them, and no attacker learned from them.",
             )
         )
     if attempted.auxiliary is not None:
@@ -293,6 +305,8 @@ def _knowledge(situation: Situation) -> Assumption:
 def not_given(model: nn.Module, attempted: Attempted) -> list[str]:
     """What the attacker had to do without."""
     linking = " (who links updates has the examples behind them among others)" if attempted.candidates else ""
+    if attempted.telling:
+        linking = " (who links updates or tells members has examples that were used, among others)"
     others = "other data of the same kind, beyond its normalization"
     if attempted.auxiliary is not None:
         others += f" (but {_and(attempted.learned)} had {attempted.auxiliary.words})"
@@ -311,7 +325,7 @@ def not_tried(situation: Situation, attempted: Attempted) -> list[str]:
         f"attacks with a learned prior on the images ({priors})",
         "combining the updates of one client over many rounds",
         "a malicious server that changes the model to make it leak",
-        "membership inference and attacks on the finished model",
+        "other attacks on the finished model" if attempted.telling else "membership inference, the finished model",
     ]
     chain, batch = situation.chain, situation.trained_in
     if chain.defenses and (situation.attackers == "naive" or chain.without_knowledge):
