@@ -57,10 +57,10 @@ def _check(images: Images) -> None:
     shape = images.originals.shape
     if images.originals.ndim != 4:
         raise FedveilError(f"the original images have shape {shape}: (images, channels, height, width) is needed")
-    if images.labels.ndim != 1 or images.labels.dtype.kind not in "iu":
+    if images.labels.ndim not in (1, 2) or images.labels.dtype.kind not in "iuf":
         raise FedveilError(
-            f"the labels of the images are {images.labels.dtype} of shape {images.labels.shape}: one whole number for "
-            "each is needed"
+            f"the labels of the images are {images.labels.dtype} of shape {images.labels.shape}: one number or a row "
+            "of numbers for each is needed"
         )
     for (attack, role), pictures in images.reconstructions.items():
         if pictures.ndim != 4 or pictures.shape[1:] != shape[1:]:
