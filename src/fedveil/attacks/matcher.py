@@ -312,8 +312,9 @@ class Matcher:
                 problem = self._reweighed(problem, *found)
             if phase.reorders and found is not None:
                 update = self._plain_update if self.backend == "loop" else self._update
-                free = problem.labels is None
-                labels = as_targets(self._kind, found.variables[LABELS]) if free else problem.labels
+                labels = problem.labels
+                if labels is None:
+                    labels = as_targets(self._kind, found.variables[LABELS])
                 order = found_orders(problem, found.inputs, labels, update, stacked=self.backend != "loop")
                 problem = replace(problem, order=order)
             start = self._start(problem, attempt, of, found)

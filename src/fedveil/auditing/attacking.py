@@ -298,7 +298,7 @@ def sorted_rows(labels: Tensor) -> Tensor:
     if labels.dim() == 2:
         return labels.sort(1).values
     for column in range(labels.shape[2] - 1, -1, -1):
-        order = labels[:, :, column].argsort(1, stable=True)
+        order = labels[:, :, column].argsort(dim=1, stable=True)
         labels = labels.gather(1, order[..., None].expand_as(labels))
     return labels
 

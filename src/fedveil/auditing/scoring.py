@@ -398,7 +398,7 @@ def images_of(scores: Sequence[RoleScore], truths: Truths, modality: Modality) -
 
 def shown_labels(labels: Tensor) -> NDArray[Any]:
     """Targets as a result keeps them: rows of zeros and ones are whole numbers."""
-    return (labels.long() if are_labels(labels) else labels).cpu().numpy()  # type: ignore[no-any-return]
+    return (labels.long() if are_labels(labels) else labels).cpu().numpy()
 
 
 def estimate(interval: Interval) -> Estimate:

@@ -240,7 +240,7 @@ def _on_learning(found: Cost, bare: Estimate) -> list[Warned]:
     stuck, bare_stuck = ours is not None and _no_better(ours, blind, kind), _no_better(bare, blind, kind)
     if not blind or not (stuck or bare_stuck):
         return []
-    guess = f"is no better than what {same_answer(found.metric)} would give ({kind.shown(blind)})"
+    guess = f"is no better than what {kind.without_model} would give ({kind.shown(blind)})"
     if not bare_stuck:
         return [Warned(words=f"Under the defense the model has not learned: {found.metric} {guess}.", loud=True)]
     which = "neither with the defense nor without" if stuck else "not even without a defense"
@@ -249,13 +249,6 @@ def _on_learning(found: Cost, bare: Estimate) -> list[Warned]:
         "defense; train longer or otherwise."
     )
     return [Warned(words=words, loud=True)]
-
-
-def same_answer(metric: str) -> str:
-    """The best answer that needs no model."""
-    return {"AUROC": "the same scores for all examples", "mean squared error": "always answering the mean"}.get(
-        metric, "always naming the most frequent class"
-    )
 
 
 def large_drop(found: Cost, most: float) -> bool:

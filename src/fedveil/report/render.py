@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+
 from fedveil.auditing.again import config_file, config_toml
 from fedveil.auditing.result import Images, Result
 from fedveil.auditing.table import attacker_has
@@ -57,7 +59,8 @@ def _check(images: Images) -> None:
     shape = images.originals.shape
     if images.originals.ndim != 4:
         raise FedveilError(f"the original images have shape {shape}: (images, channels, height, width) is needed")
-    if images.labels.ndim not in (1, 2) or images.labels.dtype.kind not in "iuf":
+    labels = images.labels
+    if labels.ndim not in (1, 2) or labels.dtype.kind not in "iuf" or not np.isfinite(labels).all():
         raise FedveilError(
             f"the labels of the images are {images.labels.dtype} of shape {images.labels.shape}: one number or a row "
             "of numbers for each is needed"

@@ -10,7 +10,6 @@ from markupsafe import Markup
 
 from fedveil.auditing.result import AttackRun, Cost, Estimate, Question, Result, Row
 from fedveil.auditing.roles import ROLES, Role, RoleWords, wording
-from fedveil.auditing.sentences import same_answer
 from fedveil.auditing.table import formal_bound
 from fedveil.leakage.catalog import METRICS
 from fedveil.report import formatting
@@ -283,7 +282,7 @@ def cost_rows(cost: Cost) -> Iterator[tuple[str, str, str, str]]:
         )
     if cost.majority is not None:
         blind = formatting.measured(cost.majority, cost.metric)
-        yield f"The same, {same_answer(cost.metric)}", blind, blind, formatting.NONE
+        yield f"The same, {measure(cost.metric).without_model}", blind, blind, formatting.NONE
     for name, values in cost.others.items():
         without, with_it = (formatting.measured(values.get(which), name) for which in ("undefended", "defended"))
         yield f"Test {name}", without, with_it, formatting.NONE

@@ -43,4 +43,5 @@ def auroc_by_example(scores: Tensor, targets: Tensor) -> Tensor | None:
 def _ranks(values: Tensor) -> Tensor:
     """From 1; equal values share their mean rank."""
     _, group, counts = torch.unique(values, return_inverse=True, return_counts=True)
-    return (counts.cumsum(0) - (counts.double() - 1) / 2)[group]
+    ranks: Tensor = counts.cumsum(0) - (counts.double() - 1) / 2
+    return ranks[group]

@@ -14,6 +14,7 @@ class Measure:
 
     share: bool = True  # a fraction, shown in percent
     lower_is_better: bool = False
+    without_model: str = "always naming the most frequent class"  # the best that one gets without a model
 
     def shown(self, value: float) -> str:
         """A value in words.
@@ -21,21 +22,26 @@ class Measure:
         >>> Measure().shown(0.912), Measure(share=False).shown(0.01234)
         ('91.2 %', '0.0123')
         """
-        return f"{100 * value:.1f} %" if self.share else f"{value:.3g}"
+        return _minus(f"{100 * value:.1f} %" if self.share else f"{value:.3g}")
 
     def change(self, value: float) -> str:
         """A difference of two values, with its sign."""
-        return f"{100 * value:+.1f} points" if self.share else f"{value:+.3g}"
+        return _minus(f"{100 * value:+.1f} points" if self.share else f"{value:+.3g}")
 
     def gain(self, value: float) -> float:
         """A value, or a difference, so that more is better."""
         return -value if self.lower_is_better else value
 
 
+def _minus(text: str) -> str:
+    """With a real minus sign."""
+    return text.replace("-", "−")
+
+
 MEASURES = {
     "accuracy": Measure(),
-    "AUROC": Measure(),
-    "mean squared error": Measure(share=False, lower_is_better=True),
+    "AUROC": Measure(without_model="the same scores for all examples"),
+    "mean squared error": Measure(share=False, lower_is_better=True, without_model="always answering the mean"),
     "mean absolute error": Measure(share=False, lower_is_better=True),
     "R²": Measure(share=False),
 }

@@ -90,7 +90,7 @@ def check_fit(model: nn.Module, loss: Loss, parts: Parts, perturb: str | None) -
                 f"{tuple(targets.shape)}: torch's loss would compare each prediction with each target; leave the loss "
                 "out, or give targets of the output's shape"
             )
-        if loss is squared_error and getattr(output, "shape", ())[:1].numel() * (width or 1) != targets.numel():
+        if loss is squared_error and not (isinstance(output, Tensor) and output.numel() == targets.numel()):
             raise FedveilError(
                 f"the model gives {_shown(output)} for a batch of {len(targets)}, expected {tuple(targets.shape)}: one "
                 "prediction for each number to predict; if the targets are classes, give whole numbers, targets.long()"
