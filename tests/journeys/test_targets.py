@@ -17,17 +17,8 @@ def ages():
     images = torch.rand(120, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     return images, images.mean((1, 2, 3))
 """
-QUICK = (
-    "--rounds",
-    "1",
-    "--victims",
-    "2",
-    "--candidates",
-    "5",
-    "--quiet",
-    "--model",
-    "mlp:hidden=[8],activation=sigmoid",
-)
+SMALL = "mlp:hidden=[8],activation=sigmoid"
+QUICK = ("--rounds", "1", "--victims", "2", "--candidates", "5", "--quiet", "--model", SMALL, "--attack", "analytic")
 
 
 def test_regression_on_arrays_of_ones_own(fedveil: Fedveil, tmp_path: Path) -> None:
@@ -39,7 +30,7 @@ def test_regression_on_arrays_of_ones_own(fedveil: Fedveil, tmp_path: Path) -> N
     shown = fedveil("data", "show", "own.py:ages")
     assert shown.code == 0
     refused(fedveil("train", "--data", "own.py:ages", "--model", "mlp", "--partition", "shards"), "use iid")
-    said = fedveil("audit", "--data", "own.py:ages", *QUICK, "--attack", "analytic", "--out", "ages")
+    said = fedveil("audit", "--data", "own.py:ages", *QUICK, "--out", "ages")
     assert said.code == 0
     found = json.loads((tmp_path / "ages" / "result.json").read_text())
     assert found["cost"]["metric"] == "mean squared error"
@@ -54,9 +45,7 @@ def test_several_labels_of_a_named_set(fedveil: Fedveil, tmp_path: Path) -> None
         held[f"{part}_labels"] = (random.random((count, 14)) < 0.3).astype(np.uint8)
     (tmp_path / "medmnist").mkdir()
     np.savez(tmp_path / "medmnist" / "chestmnist.npz", **held)
-    said = fedveil(
-        "audit", "--data", "chestmnist", "--data-root", ".", *QUICK, "--attack", "analytic", "--out", "chest"
-    )
+    said = fedveil("audit", "--data", "chestmnist", "--data-root", ".", *QUICK, "--out", "chest")
     assert said.code == 0
     found = json.loads((tmp_path / "chest" / "result.json").read_text())
     assert found["cost"]["metric"] == "AUROC"
