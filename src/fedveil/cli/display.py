@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from fedveil.federation.observers import Watch
     from fedveil.federation.run import Run
 
+FAILED = 3  # the exit code of a finding that --fail-if names
+
 
 class Stopped(Exception):
     """Ctrl-C or another signal, with the command that continues the run."""

@@ -14,7 +14,7 @@ from fedveil.auditing.result import load_result
 from fedveil.auditing.run import run_audit as carry_out
 from fedveil.auditing.workshop import Workshop
 from fedveil.cli.config import Config
-from fedveil.cli.display import Display
+from fedveil.cli.display import FAILED, Display
 from fedveil.cli.findings import print_findings, print_json, summary
 from fedveil.cli.folder import CONFIG, Claim, claimed
 from fedveil.cli.options import Given
@@ -30,8 +30,6 @@ from fedveil.tasks.measures import measure
 from fedveil.tasks.task import Task
 from fedveil.tensors import write_safetensors
 from fedveil.workers import pack
-
-FAILED = 3  # the exit code of a finding that --fail-if names
 
 
 def run_audit(given: Given) -> int:
