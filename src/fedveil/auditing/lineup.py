@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Self
 
-import torch
-
 from fedveil.attacks.base import Attack
 from fedveil.attacks.scene import Candidates, Scene, Suspects
 from fedveil.auditing.attacking import Shown, scene_of
@@ -95,11 +93,11 @@ def stand_in(case: Case, experiment: Experiment, attack: Attack) -> Scene:
         message=Tree.expand(one.message.row(0), count),
         buffers=Tree.expand(one.buffers.row(0), count),
     )
-    labels = torch.zeros((), dtype=torch.int64).expand(count, settings.candidates, size)
+    form = case.public.target
+    labels = form.zeros().expand(count, settings.candidates, size, *form.shape)
     nothing = next(iter(before.values())).new_zeros(())
     candidates = Candidates(nothing.expand(count, settings.candidates, size, *case.public.layout.shape), labels)
-    suspects = Suspects(
-        nothing.expand(settings.nonmembers, *case.public.layout.shape), labels[0, 0, :1].expand(settings.nonmembers)
-    )
+    others = settings.nonmembers
+    suspects = Suspects(nothing.expand(others, *case.public.layout.shape), form.zeros().expand(others, *form.shape))
     scene = scene_of(case, attack, Shown(updates, labels[:, 0], candidates, suspects=suspects))
     return replace(scene, chain=experiment.chain)
