@@ -125,6 +125,12 @@ class RoundUtility(Document):
     validation: dict[Literal["defended", "undefended"], float] = {}
     train: dict[Literal["defended", "undefended"], float] = {}
 
+    def parts(self) -> dict[str, dict[str, float]]:
+        """What was measured, by the part of the data and by whether the defense was on."""
+        test = {"defended": self.defended, "undefended": self.undefended}
+        known = {which: value for which, value in test.items() if value is not None}
+        return {"test": known, "validation": dict(self.validation), "train": dict(self.train)}
+
 
 class Cost(Document):
     """What the defense cost. Empty (`rounds` = 0) when the audit did not train."""
