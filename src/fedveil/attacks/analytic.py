@@ -16,7 +16,9 @@ from fedveil.attacks.base import Attack, Work
 from fedveil.attacks.finding import Reconstruction
 from fedveil.attacks.labels import last_linear, whole_counts
 from fedveil.attacks.linear_inputs import SLACK, Span, lone_rows, outside, recover_inputs, span_of, trusted_rows
+from fedveil.attacks.problem import Problem
 from fedveil.attacks.scene import Public, Scene
+from fedveil.attacks.single_targets import check_readable, single_targets
 from fedveil.errors import FedveilError
 from fedveil.fields import Count, declared
 from fedveil.registry import attacks
@@ -49,6 +51,8 @@ class Analytic(Attack):
     def check(self, scene: Scene) -> None:
         """Refuse a scene with such a model."""
         self.check_model(scene.public.model, scene.public.layout)
+        if scene.public.target.kind != "class":  # inputs are told apart by their classes; a single one need not be
+            check_readable(Problem.of(scene.rows(slice(0, 1))))
 
     @property
     def labels_from(self) -> str:
@@ -136,6 +140,8 @@ def solutions(scene: Scene, tries: int) -> Iterator[Solution]:
         trust = _rows_of(known.weight.row(victim), layer)
         solver = _Solver(scene, Replay.of(scene, victim, layer), tries, torch.Generator().manual_seed(seed))
         labels = None if scene.labels is None else scene.labels[victim]
+        if labels is None and scene.public.target.kind != "class":
+            labels = single_targets(Problem.of(scene.rows([victim])))[0].double()
         yield solver.solve(rows, trust, labels, known.target.row(victim))
 
 
