@@ -59,6 +59,7 @@ def test_check_reads_what_is_there(fedveil, tmp_path: Path) -> None:
     said = fedveil("data", "check", "--data-root", tmp_path)
     assert said.code == 0
     assert said.out.splitlines() == [
+        "breast-cancer: sound: 456 + 113 rows of 30 columns",
         "breastmnist: sound: 9 + 3 + 4 images, 1×28×28, not byte for byte the published files",
         "digits: sound: 1,437 + 360 images, 1×8×8",
     ]
