@@ -40,7 +40,7 @@ class Part:
 
 def parts(rows: Sequence[Row], modality: Modality) -> Iterator[Part]:
     """The rows question by question."""
-    words = wording(row.role for row in rows)
+    words = wording((row.role for row in rows), modality.words)
     for question in ("reconstruct", "link"):
         asked = [row for row in rows if row.question == question]
         names = modality.shown if question == "reconstruct" else (LINKED,)

@@ -21,7 +21,7 @@ from fedveil.report.summary import summary
 def render(result: Result, images: Images) -> str:
     """The report as one HTML document. All text of the result is escaped."""
     _check(images)
-    shown, known = grid(result, images), len(images.originals) > 0
+    shown, known, kind = grid(result, images), len(images.originals) > 0, modality(result.modality)
     return (
         environment()
         .get_template("report.html")
@@ -36,10 +36,15 @@ def render(result: Result, images: Images) -> str:
             holdings=None if result.holdings is None else clients.held(result.holdings),
             links=view.links(result),
             attacks=[
-                (run, view.attack_facts(run, known=known), view.attack_charts(run), view.on_the_way(run))
+                (
+                    run,
+                    view.attack_facts(run, known=known),
+                    view.attack_charts(run, kind.words),
+                    view.on_the_way(run, kind.words),
+                )
                 for run in result.attacks
             ],
-            kind=modality(result.modality),
+            kind=kind,
             linked=METRICS[LINKED],
             attacker_has=attacker_has,
             config=config_toml(result.provenance.config),

@@ -17,3 +17,7 @@ class Layout:
     shape: tuple[int, ...]
     box: tuple[Tensor, Tensor] | None = None  # lowest and highest valid input, broadcast to `shape`
     columns: Columns | None = None  # of a table: which places belong to which column, its range or its categories
+
+    def settled(self, inputs: Tensor) -> Tensor:
+        """Inputs (..., *shape) in which each category of a table is one of its column's; others as they are."""
+        return inputs if self.columns is None else self.columns.settled(inputs)
