@@ -20,6 +20,11 @@ INSTALLS: dict[str, list[list[str]]] = {
         ["--no-deps", "torchvision==0.28.0", "breaching==0.1.2"],
         ["hydra-core>=1.1,<1.4", "omegaconf<2.4", "antlr4-python3-runtime==4.9.*", "numpy", "pillow", "scipy"],
     ],
+    "opacus": [
+        ["torch==2.13.0"],
+        ["--no-deps", "opacus==1.6.0"],
+        ["numpy", "scipy", "opt-einsum"],
+    ],
     "pfl": [
         ["torch==2.13.0"],
         ["--no-deps", "pfl==0.6.0"],

@@ -5,6 +5,7 @@ The same code serves whoever takes an update or lets one out: the in-process ser
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -42,32 +43,45 @@ class Intake:
                 return f"has {name}, which is not a tensor"
             if tensor.layout is not torch.strided or tensor.device.type == "meta":
                 return f"has {name}, which is not a plain tensor with all its values"
-        return self.refused(Tree({name: tensor.unsqueeze(0) for name, tensor in update.items()})).get(0)
+        return self.refused(Tree.expand(update, 1)).get(0)
 
     def refused(self, updates: Tree) -> dict[int, str]:
         """The rows of stacked updates that are not taken, and why."""
-        wrong = self._form(updates)
+        if updates.count == 1:  # the row of a single client need not be stacked
+            wrong = self._wrong_in(updates.row(0))
+            return {0: wrong} if wrong else {}
+        wrong = self._form(updates, axes=1)
         if wrong:
             return dict.fromkeys(range(max(updates.count, 1)), wrong)
-        floating = {name: matrix(tensor) for name, tensor in updates.items() if tensor.is_floating_point()}
+        floating = [matrix(tensor) for tensor in updates.values() if tensor.is_floating_point()]
         if not floating:
             return {}
-        # One pass over the entries is enough where all is well: if the norm is finite, so are all entries.
-        each = [torch.linalg.vector_norm(t, dim=1, dtype=_wide(t)).double() for t in floating.values()]
-        norms = torch.linalg.vector_norm(torch.stack(each), dim=0)
-        fine = (norms <= self.longest) & norms.isfinite()
-        if bool(fine.all()):
-            return {}
-        found = {}
-        for row in (~fine).nonzero().flatten().tolist():
-            broken = [name for name, tensor in floating.items() if not bool(tensor[row].isfinite().all())]
-            if broken:
-                found[row] = f"is not finite (NaN or infinity) in {broken[0]}"
-            elif not norms[row] <= self.longest:
-                found[row] = f"has a norm of {float(norms[row]):.3g}, above {self.longest:.3g}"
-        return found
+        each = torch.stack([torch.linalg.vector_norm(t, dim=1, dtype=_wide(t)) for t in floating])
+        norms = torch.linalg.vector_norm(each, dim=0, dtype=torch.float64)
+        words = {row: self._too_long(norm, updates, row) for row, norm in enumerate(norms.tolist())}
+        return {row: wrong for row, wrong in words.items() if wrong}
 
-    def _form(self, updates: Mapping[str, Tensor]) -> str | None:
+    def _wrong_in(self, update: Mapping[str, Tensor]) -> str | None:
+        """Why one client's update is not taken."""
+        wrong = self._form(update, axes=0)
+        if wrong:
+            return wrong
+        floating = [tensor for tensor in update.values() if tensor.is_floating_point()]
+        wide = torch.float64 if any(tensor.dtype == torch.float64 for tensor in floating) else torch.float32
+        norms = torch._foreach_norm(floating, 2, dtype=wide) if floating else ()
+        return self._too_long(math.hypot(*[float(norm) for norm in norms]), update)
+
+    def _too_long(self, norm: float, updates: Mapping[str, Tensor], row: int | None = None) -> str | None:
+        """Why an update of that norm is not taken. If the norm is finite, so are all entries: one pass is enough."""
+        if norm <= self.longest and norm < math.inf:
+            return None
+        for name, tensor in updates.items():
+            if tensor.is_floating_point() and not bool((tensor if row is None else tensor[row]).isfinite().all()):
+                return f"is not finite (NaN or infinity) in {name}"
+        return None if norm <= self.longest else f"has a norm of {norm:.3g}, above {self.longest:.3g}"
+
+    def _form(self, updates: Mapping[str, Tensor], axes: int) -> str | None:
+        """What is wrong with names, shapes behind the first axes, and types."""
         if updates.keys() != self.like.keys():
             for name in self.like:
                 if name not in updates:
@@ -75,10 +89,11 @@ class Intake:
             extra = next(name for name in updates if name not in self.like)
             return f"has {extra}, which is not in the model"
         for name, tensor in updates.items():
-            if tensor.shape[1:] != self.like[name].shape:
-                return f"has {name} of shape {tuple(tensor.shape[1:])}, not {tuple(self.like[name].shape)}"
-            if tensor.dtype != self.like[name].dtype:
-                return f"has {name} of type {tensor.dtype}, not {self.like[name].dtype}"
+            like = self.like[name]
+            if tensor.shape[axes:] != like.shape:
+                return f"has {name} of shape {tuple(tensor.shape[axes:])}, not {tuple(like.shape)}"
+            if tensor.dtype != like.dtype:
+                return f"has {name} of type {tensor.dtype}, not {like.dtype}"
             if tensor.dtype not in REAL and (tensor.is_floating_point() or tensor.is_complex()):
                 return f"has {name} of type {tensor.dtype}: real numbers must be of 16 bits or more"
         return None

@@ -95,7 +95,7 @@ class Streams:
             raise ValueError("fold needs at least one number or word: an empty path would repeat the parent's draws")
         step = b"".join(map(_encode, path))
         if self._lineage is None:
-            return Streams.secure(self._clients)
+            return Streams(None, self._clients, self._sources)  # the system's generator has no state to share
         return Streams._keyed(_Lineage(self._lineage.seed, self._lineage.path + step), self._clients)
 
     def rows(self, index: slice | Sequence[int] | Tensor) -> Streams:

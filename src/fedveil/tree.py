@@ -30,11 +30,12 @@ class Tree(Mapping[str, Tensor]):
     tensor([2., 2., 2.])
     """
 
-    __slots__ = ("_one", "_tensors")
+    __slots__ = ("_count", "_one", "_stacked")
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        self._tensors = dict(tensors)
+        self._stacked: dict[str, Tensor] | None = dict(tensors)
         self._one: dict[str, Tensor] | None = None  # the row that all clients share, where it is known
+        self._count = 0  # of the clients that share it
         lengths = {tensor.shape[0] if tensor.dim() else None for tensor in self._tensors.values()}
         if len(lengths) > 1 or None in lengths:
             shapes = ", ".join(f"{name} {tuple(t.shape)}" for name, t in self._tensors.items())
@@ -51,9 +52,17 @@ class Tree(Mapping[str, Tensor]):
     @classmethod
     def expand(cls, row: Mapping[str, Tensor], count: int) -> Self:
         """The same plain dict for every one of `count` clients, without copying it."""
-        tree = cls({name: tensor.unsqueeze(0).expand(count, *tensor.shape) for name, tensor in row.items()})
-        tree._one = dict(row)
+        tree = cls({})
+        tree._stacked, tree._one, tree._count = None, dict(row), count
         return tree
+
+    @property
+    def _tensors(self) -> dict[str, Tensor]:
+        # One row that is repeated is stacked where that is asked for: it takes as long as a small layer's gradient.
+        if self._stacked is None:
+            assert self._one is not None
+            self._stacked = {n: t.unsqueeze(0).expand(self._count, *t.shape) for n, t in self._one.items()}
+        return self._stacked
 
     @classmethod
     def concat(cls, trees: Sequence[Tree]) -> Self:
@@ -83,10 +92,10 @@ class Tree(Mapping[str, Tensor]):
         return self._tensors[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors)
+        return iter(self._tensors if self._one is None else self._one)
 
     def __len__(self) -> int:
-        return len(self._tensors)
+        return len(self._tensors if self._one is None else self._one)
 
     def __reduce__(self) -> tuple[type[Tree], tuple[dict[str, Tensor]]]:
         return Tree, (self._tensors,)  # the row would travel a second time
@@ -98,6 +107,8 @@ class Tree(Mapping[str, Tensor]):
     @property
     def count(self) -> int:
         """The number of clients K (0 for a tree without tensors)."""
+        if self._one is not None:
+            return self._count if self._one else 0
         return next(iter(self._tensors.values())).shape[0] if self._tensors else 0
 
     @property

@@ -116,12 +116,16 @@ class DrawWatch:
         self._quiet: set[Hashable] = set()  # modes in which the model drew nothing
         self._always = False
 
+    def quiet(self, modes: Hashable) -> bool:
+        """Whether the model is known to draw nothing in these modes."""
+        return not self._always and modes in self._quiet
+
     def run(self, modes: Hashable, calls: Sequence[Callable[[], Any]], streams: Streams) -> Any:
         """What one call for each client returns, stacked."""
-        if not self._always and modes in self._quiet:
+        if self.quiet(modes):
             before = torch.get_rng_state()
             found = stack(call() for call in calls)
-            if before.numpy().tobytes() == torch.get_rng_state().numpy().tobytes():
+            if torch.equal(before, torch.get_rng_state()):
                 return found
             self._always = True
         drew = False

@@ -10,7 +10,7 @@ layers are keyed for the duration of a pass.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -71,7 +71,8 @@ class KeyedDropout(nn.Module):
         return inputs * kept / keep if keep > 0 else inputs * 0
 
 
-_SWAPPED: dict[type[nn.Module], int] = {nn.Dropout: 0, nn.Dropout1d: 1, nn.Dropout2d: 2, nn.Dropout3d: 3}
+# Layers that are swapped, and how many trailing axes they drop together.
+DROPOUTS: dict[type[nn.Module], int] = {nn.Dropout: 0, nn.Dropout1d: 1, nn.Dropout2d: 2, nn.Dropout3d: 3}
 
 
 def with_keyed_dropout(model: nn.Module) -> tuple[nn.Module, list[str]]:
@@ -80,9 +81,9 @@ def with_keyed_dropout(model: nn.Module) -> tuple[nn.Module, list[str]]:
     keys = []
     swapped: dict[nn.Module, KeyedDropout] = {}  # a layer may stand under several names
     for name, module in list(made.named_modules(remove_duplicate=False)):
-        if type(module) in _SWAPPED and isinstance(module, nn.modules.dropout._DropoutNd):
+        if type(module) in DROPOUTS and isinstance(module, nn.modules.dropout._DropoutNd):
             if module not in swapped:
-                swapped[module] = KeyedDropout(module.p, _SWAPPED[type(module)]).train(module.training)
+                swapped[module] = KeyedDropout(module.p, DROPOUTS[type(module)]).train(module.training)
                 keys.append(f"{name}.key" if name else "key")
             if not name:
                 return swapped[module], keys
@@ -101,17 +102,17 @@ class StandIn(KeyedDropout):
 
 
 @contextmanager
-def keyed_for_a_while(model: nn.Module) -> Iterator[dict[str, KeyedDropout]]:
-    """Let the dropout layers of the model itself drop by keys; gives their stand-ins by the names of the keys.
+def keyed_for_a_while(modules: Mapping[str, nn.Module]) -> Iterator[dict[str, KeyedDropout]]:
+    """Let the dropout layers among a model's own modules drop by keys; gives their stand-ins by the names of the keys.
 
     The layers stay where they are, with their hooks, so that a model may reach them in any way.
     """
     found: dict[str, KeyedDropout] = {}
     layers = []
     try:
-        for name, module in model.named_modules():
-            if module.training and type(module) in _SWAPPED and isinstance(module, nn.modules.dropout._DropoutNd):
-                stand_in = StandIn(module.p, _SWAPPED[type(module)])
+        for name, module in modules.items():
+            if type(module) in DROPOUTS and module.training and isinstance(module, nn.modules.dropout._DropoutNd):
+                stand_in = StandIn(module.p, DROPOUTS[type(module)])
                 found[f"{name}.key" if name else "key"] = stand_in
                 layers.append(module)
                 module.forward = stand_in.forward

@@ -9,7 +9,7 @@ that would change the answer. What is computed is a `Quantity`; how one client g
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -35,7 +35,7 @@ from fedveil.clients.quantities import (
 )
 from fedveil.errors import FedveilError
 from fedveil.streams import Streams
-from fedveil.tasks.inputs import Inputs, take
+from fedveil.tasks.inputs import Inputs, as_arguments, take
 from fedveil.tree import Tree, size_in_bytes
 
 Backend = Literal["auto", "loop", "stacked", "compiled"]
@@ -60,8 +60,8 @@ class Engine(Passes):
 
     `perturb` names the leaf of the inputs that input gradients are taken of (None: the inputs are one tensor).
     `chunk` bounds how many clients are stacked at a time; by default it is sized by the processor's cache. `own` runs
-    the module itself and not a copy of it (on the loop): what its owner changes in it counts at once, and after every
-    pass it is as it was.
+    the module itself and not a copy of it (on the loop): what its owner changes in it counts from the next `look` on,
+    and after every pass it is as it was.
     """
 
     def __init__(
@@ -105,7 +105,27 @@ class Engine(Passes):
     def gradient(self, params: Tree, buffers: Tree, inputs: Inputs, targets: Tensor, streams: Streams) -> Gradients:
         """Each client's gradient of its mean loss, with the moved buffers and the losses."""
         update, loss, moved = self._run(Gradient(), params, buffers, inputs, targets, streams)
-        return Gradients(Tree(update), Tree(moved), loss)
+        return Gradients(_tree(update), _tree(moved), loss)
+
+    def gradient_at_home(self, inputs: Inputs, targets: Tensor) -> Gradients | None:
+        """`gradient` of one client's batch by the module itself, as it stands, without a client axis on the way in.
+
+        This takes the overhead off a step of a small model, where it would be a fifth. None where a pass needs more
+        than that: dropout from a stream, buffers that may move, or modes of the layers in which draws are not ruled
+        out yet.
+        """
+        parts = self.parts
+        if not self.own or parts.dropouts or parts.buffers or not self._watch.quiet(self._modes()):
+            return None
+        before = torch.get_rng_state()
+        arguments, keywords = as_arguments(inputs)
+        with torch.enable_grad():
+            with self.precision():
+                loss = self.loss_function(self.model(*arguments, **keywords), targets)
+            update = self.gradients(loss, {name: parts.parameters[name] for name in parts.weights})
+        if not torch.equal(before, torch.get_rng_state()):
+            return None
+        return Gradients(Tree.expand(update, 1), Tree({}), loss.detach().unsqueeze(0))
 
     def input_gradient(
         self, params: Tree, buffers: Tree, inputs: Inputs, targets: Tensor, streams: Streams
@@ -121,7 +141,7 @@ class Engine(Passes):
                 "per-example gradients do not exist under batch norm, which mixes the examples of a batch: "
                 "use a model with group norm (resnet18:norm=group) or none"
             )
-        return Tree(self._run(ExampleGradients(), params, buffers, inputs, targets, streams))
+        return _tree(self._run(ExampleGradients(), params, buffers, inputs, targets, streams))
 
     def loss(self, params: Tree, buffers: Tree, inputs: Inputs, targets: Tensor, streams: Streams) -> Tensor:
         """Each client's mean loss: shape (K,)."""
@@ -170,8 +190,7 @@ class Engine(Passes):
         self, quantity: Quantity, params: Tree, buffers: Tree, inputs: Inputs, targets: Tensor, streams: Streams
     ) -> Any:
         if self.own:
-            with keyed_for_a_while(self.model) as self._stand_ins:
-                self._find_own()
+            with keyed_for_a_while(self.parts.dropouts) as self._stand_ins:
                 keys = {name: streams.fold(name).key64().to(targets.device) for name in self._stand_ins}
                 return self._looped(quantity, _Stacked(params, buffers, keys, inputs, targets), streams)
         stacked = _Stacked(params, buffers, self._keys(targets, streams), inputs, targets)
@@ -194,12 +213,16 @@ class Engine(Passes):
     def _looped(self, quantity: Quantity, stacked: _Stacked, streams: Streams) -> Any:
         """One client after another."""
         clients = stacked.apart()
-        modes = tuple(module.training for module in self.model.modules())
         try:
             with torch.enable_grad():
-                return self._watch.run(modes, [partial(self._alone, quantity, client) for client in clients], streams)
+                return self._watch.run(
+                    self._modes(), [partial(self._alone, quantity, client) for client in clients], streams
+                )
         finally:
             self.take_back()
+
+    def _modes(self) -> tuple[bool, ...]:
+        return tuple([module.training for module in self.parts.modules.values()])
 
     def _alone(self, quantity: Quantity, client: OneClient) -> Any:
         return quantity.plain(self, OneClient(self.lend(client.params), *client[1:]))
@@ -232,6 +255,10 @@ class Engine(Passes):
             stacked = vmap(pure, in_dims=(None if one_copy else 0, 0, 0, 0, 0), randomness="error")
             self._functions[key] = compile_once(stacked, quantity.name) if compiled_for else stacked
         return self._functions[key]
+
+
+def _tree(tensors: Mapping[str, Tensor]) -> Tree:
+    return tensors if isinstance(tensors, Tree) else Tree(tensors)
 
 
 class _Stacked(NamedTuple):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from operator import methodcaller
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from fedveil.tree import Tree
 
 
 def map_nested(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
@@ -30,11 +31,15 @@ def zip_nested(function: Callable[[list[Tensor]], Tensor], trees: list[Any]) -> 
 
 
 def stack(trees: Iterable[Any]) -> Any:
-    """One tree of the trees of some clients."""
+    """One tree of the trees of some clients. Of a single client, dicts become a `Tree` that stacks when it is read."""
     listed = list(trees)
-    if len(listed) == 1:  # not worth a copy
-        return map_nested(methodcaller("unsqueeze", 0), listed[0])
-    return zip_nested(torch.stack, listed)
+    return _alone(listed[0]) if len(listed) == 1 else zip_nested(torch.stack, listed)
+
+
+def _alone(tree: Any) -> Any:
+    if isinstance(tree, dict):
+        return Tree.expand(tree, 1)
+    return tuple([_alone(value) for value in tree]) if isinstance(tree, tuple) else tree.unsqueeze(0)
 
 
 def pad_clients(tree: Any, count: int) -> Any:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from operator import is_
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedveil.clients.dropout import KeyedDropout, with_keyed_dropout
+from fedveil.clients.dropout import DROPOUTS, KeyedDropout, with_keyed_dropout
 from fedveil.tasks.inputs import Inputs, as_arguments, with_leaf
 
 Loss = Callable[[Any, Tensor], Tensor]  # (model output, targets) -> mean loss of the batch
@@ -27,11 +29,58 @@ class OneClient(NamedTuple):
     targets: Tensor
 
 
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """What a module consists of, by name. To walk through a module takes a while: do it once in a step."""
+
+    modules: dict[str, nn.Module]
+    dropouts: dict[str, nn.Module]  # those of them that draw
+    parameters: dict[str, nn.Parameter]
+    buffers: dict[str, Tensor]
+    weights: Tensors  # the values of the trained parameters
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Self:
+        """What it consists of now: its owner may change that at any time."""
+        modules = _modules(model, "", {}, set())
+        parameters = _without_repeats(modules, "_parameters")
+        return cls(
+            modules,
+            {name: module for name, module in modules.items() if type(module) in DROPOUTS},
+            parameters,
+            _without_repeats(modules, "_buffers"),
+            {name: parameter.detach() for name, parameter in parameters.items() if parameter.requires_grad},
+        )
+
+
+def _modules(module: nn.Module, name: str, found: dict[str, nn.Module], seen: set[int]) -> dict[str, nn.Module]:
+    """As `named_modules` finds them, which is a generator in a generator for every level and four times as slow."""
+    if id(module) not in seen:
+        seen.add(id(module))
+        found[name] = module
+        for short, inner in module._modules.items():
+            if inner is not None:
+                _modules(inner, f"{name}.{short}" if name else short, found, seen)
+    return found
+
+
+def _without_repeats(modules: dict[str, nn.Module], kind: str) -> dict[str, Any]:
+    """The tensors of a kind, each under its first name, as torch's `named_parameters` and `named_buffers` do it."""
+    found: dict[str, Any] = {}
+    seen: set[int] = set()
+    for module_name, module in modules.items():
+        for short, tensor in getattr(module, kind).items():
+            if tensor is not None and id(tensor) not in seen:
+                seen.add(id(tensor))
+                found[f"{module_name}.{short}" if module_name else short] = tensor
+    return found
+
+
 class Passes:
     """A model and its loss, run with the weights of one client at a time.
 
     `perturb` names the leaf of the inputs that input gradients are taken of (None: the inputs are one tensor). `own`
-    runs the module itself and not a copy of it: what its owner changes in it counts at once.
+    runs the module itself and not a copy of it: what its owner changes in it counts from the next `look` on.
     """
 
     def __init__(self, model: nn.Module, loss: Loss, *, perturb: str | None = None, own: bool = False) -> None:
@@ -47,11 +96,12 @@ class Passes:
         self._lender: Tensors | None = None
         self._lent: Tensors | None = None
         self._own_values: Tensors = {}  # what was in the model's parameters before weights were lent to it
-        self._find_own()
+        self.parts = Parts.of(self.model)
 
-    def _find_own(self) -> None:
-        self._own = dict(self.model.named_parameters())
-        self._own_buffers = dict(self.model.named_buffers())
+    def look(self) -> Parts:
+        """What the model consists of now, for all passes until the next look."""
+        self.parts = Parts.of(self.model)
+        return self.parts
 
     # ---- pure functions --------------------------------------------------------------------------------
 
@@ -90,9 +140,13 @@ class Passes:
         """
         if params is self._lender and self._lent is not None:
             return self._lent
-        if self._lent is None:
-            self._own_values = {name: self._own[name].data for name in params}
-        self._lender, self._lent = params, {name: self._own[name] for name in params}
+        parameters, at_home = self.parts.parameters, self.parts.weights
+        if len(params) == len(at_home) and all(map(is_, params.values(), at_home.values())):
+            self._lender, self._lent = params, {name: parameters[name] for name in params}  # there they are already
+            return self._lent
+        if not self._own_values:
+            self._own_values = {name: parameters[name].data for name in params}
+        self._lender, self._lent = params, {name: parameters[name] for name in params}
         for own, tensor in zip(self._lent.values(), params.values(), strict=True):
             own.data = tensor
             if not own.requires_grad:
@@ -102,15 +156,15 @@ class Passes:
     def take_back(self) -> None:
         """Leave the model as it was."""
         for name, tensor in self._own_values.items():
-            self._own[name].data = tensor
-        self._put_buffers(self._own_buffers)
+            self.parts.parameters[name].data = tensor
+        self._put_buffers(self.parts.buffers)
         self._lender = self._lent = None
         self._own_values = {}
 
     def _put_buffers(self, buffers: Tensors) -> None:
         for name, buffer in buffers.items():
             module, _, short = name.rpartition(".")
-            (self._stand_ins.get(name) or self.model.get_submodule(module))._buffers[short] = buffer
+            (self._stand_ins.get(name) or self.parts.modules[module])._buffers[short] = buffer
 
     def in_precision(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """What a function gives inside of `precision`."""

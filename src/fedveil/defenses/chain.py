@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from fedveil.clients.batch import ClientBatch, StepResult
+from fedveil.clients.engine import Gradients
 from fedveil.defenses.base import (
     PLACES,
     Call,
@@ -116,9 +118,14 @@ class Chain:
     def step(self, batch: ClientBatch, states: States) -> StepResult:
         """One step of K clients: perturb the data, take the gradient, protect it."""
         batch = self._perturbed(batch, states)
-        owner = self._owner()
+        owner = self._owner
         shared = owner[1].gradient(batch.at(owner[0], states[owner[0]])) if owner else batch.share()
-        return replace(shared, update=self._protected("gradient", shared.update, batch.streams, states, batch))
+        update = self._protected("gradient", shared.update, batch.streams, states, batch)
+        return shared if update is shared.update else replace(shared, update=update)
+
+    def step_of(self, shared: Gradients, batch: ClientBatch, states: States) -> Gradients:
+        """The same where the gradient is known already: no defense acts before it (`acts_on_data`)."""
+        return shared._replace(update=self._protected("gradient", shared.update, batch.streams, states, batch))
 
     def upload(self, update: Tree, batch: ClientBatch, states: States) -> Tree:
         """Protect what is uploaded at the end of a round (under FedSGD: every gradient)."""
@@ -149,6 +156,8 @@ class Chain:
     def _protected(
         self, place: Place, update: Tree, streams: Streams, states: States, batch: ClientBatch | None
     ) -> Tree:
+        if not self._at(place):
+            return update
         require_real(update)
         for position, defense in self._at(place):
             own = streams.fold("place", position)
@@ -157,6 +166,7 @@ class Chain:
             update = defense.protect(update, Call(own, states[position], data))
         return update
 
+    @cached_property
     def _owner(self) -> tuple[int, Defense] | None:
         return next((each for each in enumerate(self.defenses) if owns_step(each[1])), None)
 
@@ -178,7 +188,7 @@ class Chain:
 
     def check_adds_up(self) -> None:
         """Refuse a defense whose step is not a sum over micro-batches."""
-        owner = self._owner()
+        owner = self._owner
         if owner and not isinstance(owner[1], SummedStep):
             raise FedveilError(f"{owner[1].name} needs all examples of a step at once: it cannot accumulate gradients")
 
@@ -188,7 +198,7 @@ class Chain:
         It is not protected yet and must not go out: `whole` protects the sum.
         """
         batch = self._perturbed(batch, states)
-        owner = self._owner()
+        owner = self._owner
         if owner and isinstance(owner[1], SummedStep):
             return batch, owner[1].total(batch.at(owner[0], states[owner[0]]))
         shared = batch.share()
@@ -196,7 +206,7 @@ class Chain:
 
     def whole(self, total: Tree, size: int, batch: ClientBatch, states: States) -> Tree:
         """The protected gradient of a step from the sum over its `size` examples. `batch` has all of them."""
-        owner = self._owner()
+        owner = self._owner
         if owner and isinstance(owner[1], SummedStep):
             update = owner[1].release(total, batch.at(owner[0], states[owner[0]]))
         else:
@@ -208,11 +218,16 @@ class Chain:
         """Whether what acts on the gradient looks at the data behind it."""
         return any("batch" in defense.needs for _, defense in self._at("gradient"))
 
-    @property
+    @cached_property
+    def acts_on_data(self) -> bool:
+        """Whether anything is done before the gradient is taken, or in its place."""
+        return bool(self._at("data")) or self._owner is not None
+
+    @cached_property
     def changes_gradient(self) -> bool:
         """Whether anything is done to a gradient once it is taken."""
         protects = any(type(defense).protect is not Defense.protect for _, defense in self._at("gradient"))
-        return protects or self._owner() is not None
+        return protects or self._owner is not None
 
     def own_models(self, batch: ClientBatch) -> list[OwnModels]:
         """What clients would keep for themselves at such a step. Nothing is shared or remembered."""
@@ -227,7 +242,7 @@ class Chain:
         """Whether a defense composes batches of a given size from a client's own examples."""
         return any(chooses_batch(defense) and not defense.random_sizes for defense in self.defenses)
 
-    @property
+    @cached_property
     def random_sizes(self) -> bool:
         """Whether a defense draws batches of random size: an empty one is shared too, or its absence would show."""
         return any(defense.random_sizes for defense in self.defenses)
@@ -292,7 +307,11 @@ class Chain:
         return tuple(defense.name for defense in self.defenses if not states_knowledge(defense))
 
     def _at(self, place: Place) -> list[tuple[int, Defense]]:
-        return [each for each in enumerate(self.defenses) if each[1].acts_at == place]
+        return self._by_place[place]
+
+    @cached_property
+    def _by_place(self) -> dict[Place, list[tuple[int, Defense]]]:
+        return {place: [each for each in enumerate(self.defenses) if each[1].acts_at == place] for place in PLACES}
 
 
 def _draws(defense: Defense) -> bool:

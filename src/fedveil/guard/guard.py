@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils.weak import TensorWeakRef
 
 from fedveil.clients.batch import ClientBatch, StepResult
-from fedveil.clients.engine import Engine, Loss
+from fedveil.clients.engine import Engine, Gradients, Loss
 from fedveil.defenses.accumulation import Accumulation
 from fedveil.defenses.base import Defense, MessageKind
-from fedveil.defenses.chain import Chain
+from fedveil.defenses.chain import Chain, States
 from fedveil.defenses.guarantee import Exposure
 from fedveil.defenses.poisson import beyond_chance
 from fedveil.errors import FedveilError
@@ -30,15 +31,14 @@ from fedveil.tasks.inputs import Inputs, map_inputs
 from fedveil.tree import Tree
 
 
-@dataclass(frozen=True, eq=False)
-class _Last:
+class _Last(NamedTuple):
     """The last release, kept until the next one."""
 
     kind: MessageKind
     update: Tree
     before: Tree | None  # the weights that the server sent; none: those that the model still has
     sizes: list[int]
-    versions: list[int] = field(default_factory=list)
+    versions: list[int]
 
 
 class Guard:
@@ -84,7 +84,8 @@ class Guard:
             raise FedveilError(f"{self.chain} acts on the server: there is nothing for a client to guard")
         if not any(parameter.requires_grad for parameter in model.parameters()):
             raise FedveilError("the model has no parameters to train: there is no gradient to protect")
-        self.chain.check_parameters(dict(self._trained()))
+        self._trained = _trained(model.named_parameters())  # as it was found at the last step
+        self.chain.check_parameters(self._trained)
         if batch_size is not None and batch_size < 1:
             raise FedveilError(f"batch_size must be 1 or more (got {batch_size})")
         if self.chain.random_sizes and batch_size is None:
@@ -127,6 +128,7 @@ class Guard:
         """
         self._check_acting()
         self._check_batch(inputs, targets)
+        self._look()
         self._data = (inputs, targets)
         if self._sum is not None:
             return self._add(self._sum, self._client_batch(inputs, targets))
@@ -134,7 +136,7 @@ class Guard:
         self._step += 1
         states = [dict(state) for state in self._states]
         with self._as_around():
-            shared = self.chain.step(self._client_batch(inputs, targets), states)
+            shared = self._shared(inputs, targets, states)
             self._write(shared.update, len(targets), shared.loss)
         self._move_buffers(shared)
         self._states = states
@@ -157,9 +159,10 @@ class Guard:
         """
         self._check_acting()
         self._check_no_scope()
+        self._look()
         self._check_cleared()
         self._step += 1
-        nothing = torch.empty(0, device=next(iter(self._trained()))[1].device)
+        nothing = torch.empty(0, device=self._device)
         self._sum = whole = Accumulation(
             self.chain, [dict(state) for state in self._states], self._client_batch(nothing, nothing)
         )
@@ -181,6 +184,7 @@ class Guard:
         self._check_no_scope()
         kind: MessageKind = "weights" if of == "weights" else "delta"
         self.chain.check_message(kind)
+        self._look()
         weights = self._weights()
         if of == "delta" and weights.keys() != self._before.keys():
             raise FedveilError("other parameters are trained than at the start of the round: call new_round() first")
@@ -193,12 +197,13 @@ class Guard:
         if wrong:
             raise FedveilError(f"the protected update {wrong}: check the data and the loss")
         self.ledger.spend(self._client, Release(chain, gradients=0))
-        self._last = _Last(kind, protected, self._before, list(self._sizes))
+        self._last = _Last(kind, protected, self._before, list(self._sizes), [])
         return protected.row(0)
 
     def new_round(self) -> None:
         """Tell that the model now holds the server's weights: memory that lasts a round starts afresh."""
         self._check_no_scope()
+        self._look()
         self._round += 1
         self._step = 0
         self._before = self._weights()
@@ -237,7 +242,8 @@ class Guard:
         last = self._last
         if last is None:
             raise FedveilError("nothing was released yet: call backward() or upload() first")
-        if last.kind == "gradient" and last.versions != _versions(self._trained()):
+        self._look()
+        if last.kind == "gradient" and last.versions != _versions(self._trained):
             raise FedveilError("the weights have moved since the last gradient: call capture() before optimizer.step()")
         sizes = last.sizes if batch_sizes is None else list(batch_sizes)
         if not sizes:
@@ -275,11 +281,19 @@ class Guard:
 
     # ---- a step ----------------------------------------------------------------------------------------
 
+    def _look(self) -> None:
+        """See what the model consists of: its owner may have changed that since the last step."""
+        self._trained = _trained(self._engine.look().parameters.items())
+
+    @property
+    def _device(self) -> torch.device:
+        return next(iter(self._trained.values())).device
+
     def _client_batch(self, inputs: Inputs, targets: Tensor) -> ClientBatch:
         batch = ClientBatch(
             engine=self._engine,
-            params=Tree({name: parameter.detach()[None] for name, parameter in self._trained()}),
-            buffers=Tree({name: buffer.detach()[None] for name, buffer in self.model.named_buffers()}),
+            params=Tree.expand(self._engine.parts.weights, 1),
+            buffers=Tree.expand({name: buffer.detach() for name, buffer in self._engine.parts.buffers.items()}, 1),
             inputs=map_inputs(lambda tensor: tensor[None], inputs),
             targets=targets[None],
             streams=self._streams.fold("round", self._round, "step", self._step),
@@ -290,6 +304,13 @@ class Guard:
             own = batch.streams.fold("validation")
             batch.validation = replace(batch, inputs=held_out, targets=self._validation[1][None], streams=own)
         return batch
+
+    def _shared(self, inputs: Inputs, targets: Tensor, states: States) -> Gradients | StepResult:
+        """The protected gradient of a step."""
+        plain = None if self.chain.acts_on_data else self._engine.gradient_at_home(inputs, targets)
+        if plain is None:
+            return self.chain.step(self._client_batch(inputs, targets), states)
+        return self.chain.step_of(plain, self._client_batch(inputs, targets), states) if self.chain.defenses else plain
 
     def _uploaded(self, update: Tree) -> Tree:
         if self._data is not None:
@@ -306,12 +327,12 @@ class Guard:
         return shared.loss[0]
 
     def _as_around(self) -> AbstractContextManager[None]:
-        return callers_precision(self._engine, next(iter(self._trained()))[1].device.type, self._scaler)
+        return callers_precision(self._engine, self._device.type, self._scaler)
 
     def _sound(self, what: str, update: Tree, like: Mapping[str, Tensor], loss: Tensor | None = None) -> bool:
         """Whether a server would take it. If not, a scaler skips the step; without a scaler this is an error."""
         wrong = Intake(like).refused(update).get(0)
-        if loss is not None and not bool(loss.isfinite()[0]):
+        if loss is not None and not math.isfinite(loss.item()):
             what, wrong = "the loss", "is not finite (NaN or infinity)"
         if wrong and not (self._scaler is not None and self._scaler.is_enabled()):
             raise FedveilError(f"{what} {wrong}: check the data and the loss")
@@ -319,23 +340,24 @@ class Guard:
 
     def _write(self, update: Tree, size: int, loss: Tensor | None = None) -> None:
         """Add a gradient to `.grad`, scaled as the scaler expects it; infinity tells the scaler to skip the step."""
-        trained = self._trained()
-        finite = self._sound("the protected gradient", update, dict(trained), loss)
+        finite = self._sound("the protected gradient", update, self._trained, loss)
         # A skipped step counts too, since that it was skipped shows. Spend first: nothing may go out uncounted.
         self.ledger.spend(self._client, self._gradient)
         known = self._planned if self.chain.random_sizes and self._planned else max(size, 1)
         self._sizes.append(known)
-        self._last = _Last("gradient", update, None, [known], _versions(trained)) if finite else None
-        for name, parameter in trained:
-            gradient = update[name][0].to(parameter.dtype) if finite else torch.full_like(parameter, torch.inf)
+        self._last = _Last("gradient", update, None, [known], _versions(self._trained)) if finite else None
+        gradients = update.row(0) if finite else {}
+        for name, parameter in self._trained.items():
+            gradient = gradients[name] if finite else torch.full_like(parameter, torch.inf)
             if self._scaler is not None:
                 gradient = self._scaler.scale(gradient)
             # A tensor of its own: what a defense or a module keeps must not move with it.
             parameter.grad = gradient.clone() if parameter.grad is None else parameter.grad + gradient
-            self._written[name] = TensorWeakRef(parameter.grad)
+        if self.chain.changes_gradient:
+            self._written = {name: TensorWeakRef(p.grad) for name, p in self._trained.items() if p.grad is not None}
 
-    def _move_buffers(self, shared: StepResult) -> None:
-        for name, buffer in self.model.named_buffers():
+    def _move_buffers(self, shared: Gradients | StepResult) -> None:
+        for name, buffer in self._engine.parts.buffers.items():
             buffer.data.copy_(shared.buffers[name][0])
 
     # ---- what is refused -------------------------------------------------------------------------------
@@ -358,7 +380,7 @@ class Guard:
         """Refuse to add to what was protected before: two protected gradients are not a protected sum."""
         if not self.chain.changes_gradient:
             return
-        for name, parameter in self._trained():
+        for name, parameter in self._trained.items():
             written, gradient = self._written.get(name), parameter.grad
             if written and gradient is not None and written() is gradient and bool(gradient.any()):
                 raise FedveilError(
@@ -379,12 +401,9 @@ class Guard:
                 "give the planned size of a whole step, and draw batches with fedveil.poisson_loader"
             )
 
-    def _trained(self) -> list[tuple[str, nn.Parameter]]:
-        return [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
-
     def _exposure(self, *, seeded: bool) -> Exposure:
         """What all releases have in common."""
-        weights = [parameter for _, parameter in self._trained()]
+        weights = self._trained.values()
         return Exposure(
             parameters=sum(weight.numel() for weight in weights),
             rounds=0,
@@ -396,9 +415,14 @@ class Guard:
         )
 
     def _weights(self) -> Tree:
-        return Tree({name: parameter.detach().clone()[None] for name, parameter in self._trained()})
+        return Tree({name: parameter.detach().clone()[None] for name, parameter in self._trained.items()})
 
 
-def _versions(weights: list[tuple[str, nn.Parameter]]) -> list[int]:
+def _trained(parameters: Iterable[tuple[str, nn.Parameter]]) -> dict[str, nn.Parameter]:
+    """Those that are trained."""
+    return {name: parameter for name, parameter in parameters if parameter.requires_grad}
+
+
+def _versions(weights: Mapping[str, nn.Parameter]) -> list[int]:
     """Numbers that change whenever a weight is changed or replaced: they tell whether the optimizer has stepped."""
-    return [version for _, weight in weights for version in (id(weight), weight.data_ptr(), weight._version)]
+    return [number for weight in weights.values() for number in (id(weight), weight.data_ptr(), weight._version)]

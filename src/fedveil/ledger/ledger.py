@@ -79,7 +79,9 @@ class Ledger:
 
     def spend(self, client: int | None, release: Release, times: int = 1) -> None:
         """Note that a client released something, or EVERYONE: a mean in which any of them may have had a part."""
-        self._spent.setdefault(client, Counter())[release] += times
+        if client not in self._spent:
+            self._spent[client] = Counter()
+        self._spent[client][release] += times
 
     def count(self, client: int | None) -> int:
         """How many releases of a client there were."""

@@ -39,6 +39,8 @@ def leaves(inputs: Inputs) -> dict[str | None, Tensor]:
 
 def count(inputs: Inputs) -> int:
     """The number of examples: the length of the first axis, which all parts share."""
+    if isinstance(inputs, Tensor) and inputs.dim():
+        return inputs.shape[0]
     lengths = {tensor.shape[0] if tensor.dim() else None for tensor in leaves(inputs).values()}
     if len(lengths) != 1 or None in lengths:
         shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in leaves(inputs).items())
