@@ -7,9 +7,10 @@ import torch
 from torch import nn
 
 from fedveil.attacks import matcher
-from fedveil.attacks.grad_inversion import STEEPER, GradInversion
+from fedveil.attacks.grad_inversion import GradInversion
 from fedveil.attacks.informed import tries_of
 from fedveil.attacks.optimizers import LBFGS, Descent
+from fedveil.attacks.polish import PATIENCE, STEEPER
 from fedveil.attacks.problem import Problem
 from fedveil.attacks.scene import Workbench
 from fedveil.attacks.together import Together, leading
@@ -297,7 +298,7 @@ def test_what_is_tried_against_each_kind_of_defense():
     dropout = tries(GradientDropout(keep=0.6)).alike[1].recipe.tries[0]
     assert [phase.seeds for phase in dropout] == [3, 1, 1, 1, 1]
     assert [phase.reweighs for phase in dropout] == [False, True, True, True, True]
-    assert {phase.optimizer for phase in dropout[1:]} == {LBFGS(scale=STEEPER)}
+    assert {phase.optimizer for phase in dropout[1:]} == {LBFGS(scale=STEEPER, patience=PATIENCE)}
     bare = tries(GradientDropout(keep=0.6), replace(QUICK, polish=0)).alike[1].recipe.tries[0]
     assert [phase.steps for phase in bare] == [60, 5, 5, 5, 5]
     assert tries(FedEM(radius=2.0)).alike[1].undoes

@@ -85,8 +85,8 @@ def test_all_metrics_in_one_call() -> None:
     assert all(value.shape == (4,) for value in got.values())
     # Shares are booleans, which is how an interval knows them.
     assert {name for name, value in got.items() if value.dtype == torch.bool} == {
-        name for name, metric in METRICS.items() if metric.share
-    } - {LINKED}
+        name for name, metric in METRICS.items() if metric.yes_or_no
+    } - {LINKED} - OF_ROWS
     x, y = (RGB.pixels(each) for each in (found, original))
     torch.testing.assert_close(got["mse"], metrics.mse(found, original))
     torch.testing.assert_close(got["psnr"], metrics.psnr(found, original, RGB.std))

@@ -7,7 +7,6 @@ from dataclasses import replace
 from fedveil.attacks.batch_norm import BatchNormStatistics, require_statistics
 from fedveil.attacks.match import MatchName
 from fedveil.attacks.matching import GradientMatching
-from fedveil.attacks.optimizers import LBFGS
 from fedveil.attacks.polish import polishing
 from fedveil.attacks.priors import MeanSquare, Prior, TotalVariation
 from fedveil.attacks.recipe import LabelsFrom, Phase, Recipe
@@ -17,9 +16,6 @@ from fedveil.attacks.together import Together
 from fedveil.fields import Count, CountOrZero, NonNegative, Positive, Repeats, RepeatsOrZero, declared
 from fedveil.registry import attacks
 
-# Where Adam went down on the same distance, little slope is left for L-BFGS to start from: unscaled it would take that
-# for none, and stay where it is on batches of 8 digits.
-STEEPER = 1e4
 SMOOTHER = (1e-1, 3e-2, 1e-2)  # weights of the prior that are tried where a defense adds noise
 
 
@@ -83,7 +79,7 @@ class GradInversion(GradientMatching):
         priors += [BatchNormStatistics(self.batch_norm)] if self.statistics else []
         together = Together(seeds=self.seeds, lr=self.lr, pull=self.group, noise=self.noise, warmup=self.warmup)
         descent = Phase(self.steps, together)
-        phases = (descent, replace(polishing(polish), optimizer=LBFGS(scale=STEEPER))) if polish else (descent,)
+        phases = (descent, polishing(polish)) if polish else (descent,)
         return Recipe(match=self.cost, priors=tuple(priors), tries=(phases,), labels=self.labels)
 
     @classmethod

@@ -28,6 +28,7 @@ from fedveil.defenses.base import Knowledge
 from fedveil.defenses.likelihood import reading
 
 CLEARLY = 0.8  # what is left unexplained where a perturbation is undone, in parts of what is without
+UNEVEN = 2.0  # times as far as by an even spread that an entry may have moved
 REWEIGHED = 4  # times that trust is estimated anew
 _TINY = 1e-30  # a variance
 REWEIGHED_STEPS = 20  # of L-BFGS in all, where a recipe has none of its own
@@ -71,7 +72,7 @@ def tries_of(
     alike = [Try(naive, recipe)]
     informed = _adapted(recipe, known)
     if known.reach:
-        alike.append(Try(_widened(problem, known.reach), informed, undoes=True))
+        alike.append(Try(_widened(problem, known), informed, undoes=True))
     if not known.reach and (informed != recipe or not _same(known, plain)):
         alike.append(Try(problem, informed))
     noisy = known.reweight is None and not known.reach and judged_by_noise(scene)
@@ -167,11 +168,15 @@ def _same(known: Knowledge, plain: Knowledge) -> bool:
     )
 
 
-def _widened(problem: Problem, reach: float) -> Problem:
-    """The problem in whose box inputs lie that a defense moved out of the valid range."""
+def _widened(problem: Problem, known: Knowledge) -> Problem:
+    """The problem in whose box inputs lie that a defense moved out of the valid range.
+
+    No wider than that: most pixels lie at an end of their range, and to know that is worth much.
+    """
     if problem.box is None:
         return problem
     low, high = problem.box
+    reach = min(known.reach, UNEVEN * known.length / math.prod(problem.shape) ** 0.5)
     return replace(problem, box=(low - reach, high + reach))
 
 
@@ -200,11 +205,10 @@ def _all_matching(recipe: Recipe, match: MatchName) -> Recipe:
 def _with_reweighing(phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
     *first, last = phases
     if isinstance(last.optimizer, LBFGS):  # all of it is made of such rounds
-        steps, kept, optimizer = last.steps, [], last.optimizer
+        steps, kept = last.steps, []
     else:
-        steps, optimizer = min(REWEIGHED_STEPS, last.steps // 2), LBFGS()
+        steps = min(REWEIGHED_STEPS, last.steps // 2)
         kept = [replace(last, steps=last.steps - steps)]
     rounds = min(REWEIGHED, steps)
     shares = [steps // rounds + (number < steps % rounds) for number in range(rounds)] if rounds else []
-    rounds_of = (replace(polishing(share, reweighs=True), optimizer=optimizer) for share in shares)
-    return (*first, *kept, *rounds_of)
+    return (*first, *kept, *(polishing(share, reweighs=True) for share in shares))

@@ -32,7 +32,6 @@ class InvertingGradients(GradientMatching):
     """
 
     paper = "Geiping, Bauermeister, Dröge, Moeller, Inverting Gradients, NeurIPS 2020"
-    revision = 2
     modalities = ("pictures", "records")
     steps: Count = 1600  # steps of Adam
     lr: Positive = 0.1  # Adam's rate at the start

@@ -28,7 +28,7 @@ _NEEDS = {
 class GradientMatching(Attack):
     """Rebuilds batches whose update looks like the observed one. A named attack overrides `recipe` only."""
 
-    revision = 2
+    revision = 3
 
     def recipe(self) -> Recipe:
         """This attack as choices of the matching engine."""

@@ -66,7 +66,7 @@ class Mjolnir(GradientMatching):
     """
 
     paper = "Liu et al., Mjölnir: Breaking the Shield of Perturbation-Protected Gradients via Adaptive Diffusion, 2025"
-    revision = 1
+    revision = 2
     most: Count = 10_000  # auxiliary pictures to train on
     directions: Count = 512  # principal directions of gradients that are modeled
     width: Count = 512  # of the network

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from inspect import get_annotations
@@ -103,6 +104,9 @@ class Knowledge:
     # For defenses that perturb the data: how far, in the model's input space, an entry of the inputs may have been
     # moved. The attacker looks for what the gradient was taken at, and then for what the defense made that of.
     reach: float = 0.0
+    # And how long the move of all entries of an example is, where it spreads over them about evenly: the length that it
+    # would have if it spread over all. Inf where that is not known.
+    length: float = math.inf
     # For defenses that move the weights first: what may have happened. An attacker tries each; keeps the lowest cost.
     before: tuple[StepsBefore, ...] = ()
     # For defenses that add noise: its variance on every entry of the target.
@@ -154,6 +158,7 @@ def undo(defense: Defense, known: Knowledge, facts: Facts) -> Knowledge:
         weight=step.weight.combine(known.weight, torch.mul),
         reweight=step.reweight or known.reweight,
         reach=step.reach + known.reach,
+        length=sum(each.length for each in (step, known) if each.reach) or math.inf,
         before=step.before + known.before,
         noise=known.noise if step.noise is None else step.noise,
         bound=known.bound if step.bound is None else step.bound,

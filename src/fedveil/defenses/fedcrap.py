@@ -43,6 +43,11 @@ class FedCRAP(FedEM):
     def _focus(self, slope: Tensor, real: Tensor | None) -> Tensor:
         return top_share(slope, self.share, channels_together=self._by_pixel(slope, 2), among=real)
 
+    @property
+    def moved_share(self) -> float:
+        """τ: other entries may be moved in the next step, so this is the least."""
+        return self.share
+
     def _project(self, delta: Tensor, focus: Tensor, streams: Streams) -> Tensor:
         if self.projection == "delta":
             return super()._project(delta, focus, streams)

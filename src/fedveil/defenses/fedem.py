@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Literal, Self
 
@@ -146,14 +147,21 @@ class FedEM(Defense):
             "Formal guarantee: none; the gradient is exact, taken at inputs that lie close to the true ones."
         )
 
+    @property
+    def moved_share(self) -> float:
+        """The share of an input's entries that a step moves."""
+        return 1.0
+
     def knowledge(self, observed: Tree, facts: Facts) -> Knowledge:
         """The gradient is exact, at x+δ, and δ follows from x but for its random start: invert, then replay.
 
         No entry moves by more than the radius, nor by more than all sign steps together; the random start, which they
-        soon outweigh, is left out of that.
+        soon outweigh, is left out of that. Sign steps move all entries alike: in L2 the radius is shared out.
         """
         most = min(self.radius, self.alpha * self.steps) if self.step == "sign" else self.radius
-        return replace(super().knowledge(observed, facts), reach=most / min(self.std, default=1.0))
+        scale = min(self.std, default=1.0)
+        length = self.radius / self.moved_share**0.5 / scale if self.norm == "l2" else math.inf
+        return replace(super().knowledge(observed, facts), reach=most / scale, length=length)
 
     def measures(self, update: Tree) -> dict[str, float]:
         """What the search costs."""
