@@ -25,6 +25,7 @@ from benchmarks import (
     gradients,
     growth,
     profiles,
+    records,
     utility,
 )
 from benchmarks.tables import Table
@@ -47,6 +48,7 @@ PARTS: dict[str, Callable[[], list[Table] | Iterable[list[Table]]]] = {
     "borders": borders.measure,
     "fedavg-attacks": fedavg_attacks.measure,
     "costs": costs.measure,
+    "records": records.measure,
     "utility": utility.measure,
 }
 

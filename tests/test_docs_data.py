@@ -71,7 +71,8 @@ def test_python_blocks_run_one_after_another() -> None:
     scope = {"__name__": "data"}
     for code in blocks(TEXT, "python"):
         exec(compile(code, "data.md", "exec"), scope)
-    assert scope["task"].labels == 5
+    assert scope["task"].target.kind == "numbers"
+    assert scope["result"].result.row("ceiling", "analytic").metrics["identified"].mean == 1.0
     assert scope["choice"].why
 
 

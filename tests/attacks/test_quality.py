@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 from fedveil.attacks.dlg import DLG
@@ -93,6 +94,29 @@ def test_knowing_gradient_dropout_helps():
     found = digits_roles()
     assert found["adaptive"] > found["naive"] + 1.5, found
     assert found["adaptive"] < found["ceiling"], found
+
+
+class Faint(nn.Module):
+    """A model whose gradient hardly tells its inputs apart, as those of trained models: slopes are small everywhere."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.inner(0.1 * inputs)
+
+
+def test_small_slopes_do_not_stop_the_polish():
+    made = task_of("lenet")
+    inputs, targets, _ = digits("lenet", victims=4)
+    problem = problem_of(Faint(made.model), inputs, targets, box=made.normalization.box())
+    attack = InvertingGradients(steps=60, restarts=1, signed=False, polish=8)
+    before, after = (
+        decibels(run(each, problem, "stacked"), inputs, made.normalization.std).mean()
+        for each in (replace(attack, polish=0), attack)
+    )
+    assert after > before + 15
 
 
 # From one start L-BFGS finds two thirds to nine tenths of the images.

@@ -28,7 +28,7 @@ def run(seconds: list[float]) -> Any:
         for i, s in enumerate(seconds)
     ]
     correct = torch.ones(50, dtype=torch.bool)
-    return SimpleNamespace(history=history, utility=Utility(test=0.8), untrained=Utility(test=0.5), correct=correct)
+    return SimpleNamespace(history=history, utility=Utility(test=0.8), untrained=Utility(test=0.5), values=correct)
 
 
 def test_the_slowdown_has_an_interval_from_the_spread_of_the_rounds() -> None:

@@ -15,8 +15,10 @@ from fedveil.clients.engine import Engine
 from fedveil.defenses.ball import Ring
 from fedveil.defenses.base import Facts
 from fedveil.defenses.chain import Chain, ClientStates
+from fedveil.defenses.fedcrap import FedCRAP
 from fedveil.defenses.fedem import FedEM
 from fedveil.defenses.gradient_dropout import GradientDropout
+from fedveil.defenses.noise import GaussianNoise
 from fedveil.errors import FedveilError
 from fedveil.federation.run import federate
 from fedveil.guard.guard import Guard
@@ -350,6 +352,28 @@ def test_no_entry_moves_farther_than_the_attacker_supposes():
     batch = images()
     moved = (defense.moves(batch.at(0, {})) - batch.inputs).abs().amax()
     assert moved <= defense.knowledge(batch.gradient(), Facts()).reach + 2.0
+
+
+@pytest.mark.parametrize(
+    "defense",
+    [FedEM(radius=4.0), FedEM(radius=4.0, step="relative"), FedCRAP(radius=4.0), FedCRAP(radius=4.0, share=0.5)],
+)
+def test_hardly_an_entry_moves_farther_than_by_an_even_spread(defense):
+    """Attackers widen the valid range by twice that."""
+    batch = images()
+    moved = (defense.moves(batch.at(0, {})) - batch.inputs).abs()
+    known = defense.knowledge(batch.gradient(), Facts())
+    even = known.length / math.prod(batch.inputs.shape[2:]) ** 0.5
+    assert (moved > 2 * even).double().mean() < 0.02
+    assert moved.amax() > 0.3 * even  # else the attacker would know less than could be known
+
+
+def test_lengths_add_up_where_they_are_known():
+    once, other = FedEM(radius=2.0), FedCRAP(radius=1.0, share=0.25)
+    observed, facts = images().gradient(), Facts()
+    assert Chain.of([once, other]).knowledge(observed, facts).length == pytest.approx(2.0 + 2.0)
+    assert Chain.of([once, GaussianNoise(sigma=0.1)]).knowledge(observed, facts).length == pytest.approx(2.0)
+    assert FedEM(radius=2.0, norm="linf").knowledge(observed, facts).length == math.inf
 
 
 # ---- in a federation and an audit ----------------------------------------------------------------------------

@@ -59,7 +59,7 @@ class StopAt(Observer):
 def assert_same_run(one: Run, other: Run) -> None:
     assert_rows_equal(one.params, other.params)
     assert_rows_equal(one.buffers, other.buffers)
-    assert torch.equal(one.correct, other.correct)  # type: ignore[arg-type]
+    assert torch.equal(one.values, other.values)  # type: ignore[arg-type]
     timeless = [[record.model_copy(update={"seconds": 0}) for record in run.history] for run in (one, other)]
     assert timeless[0] == timeless[1]
     assert (one.chosen_round, one.early_stopped, one.untrained) == (

@@ -128,7 +128,7 @@ def test_the_ensemble_is_told_apart_from_the_servers_model(selection: str) -> No
     assert done.utility.beside[ENSEMBLE] == pytest.approx(sum(expected) / 2)
     assert done.utility.beside[ENSEMBLE] != done.utility.test
     assert list(beside_the_model(done)) == [
-        f"randomized ensemble: test accuracy {sum(expected) / 2:.1%} (not that of the federation's model)"
+        f"randomized ensemble: test accuracy {50 * sum(expected):.1f} % (not that of the federation's model)"
     ]
 
 

@@ -130,7 +130,7 @@ def test_what_is_recorded_changes_nothing_else(settings: FederationSettings, def
     assert [len(run.captured) for run in runs] == [0, 8, 1]
     for run in runs[1:]:
         assert_rows_equal(run.params, runs[0].params)
-        assert torch.equal(run.correct, runs[0].correct)  # type: ignore[arg-type]
+        assert torch.equal(run.values, runs[0].values)  # type: ignore[arg-type]
         assert [_told(record) for record in run.history] == [_told(record) for record in runs[0].history]
 
 

@@ -443,8 +443,8 @@ def test_history_and_observers() -> None:
     assert noted.calls[-3:] == [("end", 2), ("finish",), ("stop",)]
     weights = sum(p.numel() for p in task.model.parameters()) * 4
     assert [record.bytes_up for record in done.history] == [round(weights * 13 / 4)] * 2
-    assert done.correct is not None
-    assert float(done.correct.double().mean()) == done.utility.test == done.history[-1].utility.test
+    assert done.values is not None
+    assert float(done.values.double().mean()) == done.utility.test == done.history[-1].utility.test
     assert run(task, FEDAVG).history[0].bytes_down == weights
 
 
@@ -466,7 +466,7 @@ def test_early_stopping_keeps_the_best_model() -> None:
     assert done.chosen_round == scores.index(max(scores)) + 1 == len(scores) - 4  # type: ignore[type-var]
     again = run(task, replace(settings, rounds=done.chosen_round, patience=None))
     assert_rows_equal(done.params, again.params)
-    assert torch.equal(done.correct, again.correct)  # type: ignore[arg-type]
+    assert torch.equal(done.values, again.values)  # type: ignore[arg-type]
 
 
 # ---- settings ------------------------------------------------------------------------------------------------

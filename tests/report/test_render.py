@@ -460,9 +460,9 @@ def test_images_that_do_not_fit_are_refused() -> None:
         render(result, images)
     with pytest.raises(FedveilError, match="is needed"):
         render(result, Images(np.zeros((8, 8), dtype=np.float32), images.labels))
-    for labels in (np.zeros((1, 2), dtype=np.int64), np.full(1, np.nan)):
-        with pytest.raises(FedveilError, match="one whole number for each is needed"):
-            render(result, Images(images.originals, labels))  # type: ignore[arg-type]
+    for labels in (np.zeros((1, 2, 1), dtype=np.int64), np.full(1, np.nan), np.array(["cat"])):
+        with pytest.raises(FedveilError, match="one number or a row of numbers for each is needed"):
+            render(result, Images(images.originals, labels))
 
 
 def test_write_report(tmp_path: Path) -> None:

@@ -146,9 +146,10 @@ FINE = (torch.ones(2), 0)
     [
         ((torch.tensor([1.0, float("nan")]), 0), "NaN or infinity at example 1"),
         ((torch.ones(3), 0), r"example 1 of the data has shape \(3,\) torch.float32, the first has shape \(2,\)"),
-        ((torch.ones(2), 0.5), "label of example 1 must be one whole class number, not float"),
-        ((torch.ones(2), torch.ones(2) / 2), "label of example 1 .*shape .2,. torch.float32"),
-        ((torch.ones(2), torch.ones(2)), "all class numbers, or all rows of equally many zeros and ones"),
+        ((torch.ones(2), float("nan")), "label of example 1 must be one whole class number, not float"),
+        ((torch.ones(2), torch.ones(2) / 0), "label of example 1 .*shape .2,. torch.float32"),
+        ((torch.ones(2), 0.5), "all class numbers, or all rows of equally many numbers"),
+        ((torch.ones(2), torch.ones(2)), "all class numbers, or all rows of equally many numbers"),
         ((torch.ones(2).byte(), 0), "example 1 of the data has shape .2,. torch.uint8, the first has .*float32"),
         (((torch.ones(2), torch.ones(2)), 0), "input of example 1 has 2 parts without names: write {'image': a"),
         ((torch.ones(2), {"a": 1}), "label of example 1 must be one whole class number, not dict"),

@@ -326,7 +326,7 @@ LAST = PIXELS.permute(0, 2, 3, 1)
         (Items([((PIXELS[0], PIXELS[0]), 0)] * 9), "has 2 parts without names"),
         (Items([(PIXELS[0], {"label": 1})] * 9), "one whole class number, not dict"),
         ((PIXELS, {"label": CLASSES}), "must be a tensor or a numpy array, not dict"),
-        ((PIXELS, CLASSES.float()), "whole class numbers, not torch.float32"),
+        ((PIXELS, CLASSES.float()), "if the targets are classes, give whole numbers"),
     ],
 )
 def test_what_cannot_be_meant_says_what_to_write(data: Any, line: str) -> None:

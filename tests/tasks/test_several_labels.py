@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from fedveil.errors import FedveilError
-from fedveil.tasks.auroc import auroc
+from fedveil.tasks.auroc import auroc, auroc_by_example
 from fedveil.tasks.task import Task, label_table
 
 X = torch.randn(30, 5, generator=torch.Generator().manual_seed(0))
@@ -29,8 +29,9 @@ def test_rows_of_zeros_and_ones_are_targets() -> None:
 @pytest.mark.parametrize(
     "outputs, train, test, line",
     [
-        (4, Y * 2, Y, "must be 0 or 1"),
-        (4, Y / 0, Y, "must be 0 or 1"),
+        (4, Y.long() * 2, Y, "must be 0 or 1"),
+        (4, Y / 0, Y, "NaN or infinity"),
+        (4, Y * 2, Y, "differ in what their targets are: numbers, rows of zeros and ones"),
         (3, Y, Y, r"gives \(2, 3\) for a batch of 2, expected \(2, 4\): one score per label"),
         (4, Y, Y[:, :3], "differ in the number of labels"),
         (4, Y, torch.arange(30) % 4, "differ in the number of labels"),
@@ -47,6 +48,18 @@ def test_auroc_is_that_of_scikit_learn() -> None:
     targets = (random.random((200, 3)) < [0.5, 0.1, 0.9]).astype(np.float32)
     found = auroc(torch.from_numpy(scores), torch.from_numpy(targets))
     assert found == pytest.approx(roc_auc_score(targets, scores, average="macro"), abs=1e-12)
+
+
+def test_values_by_example_give_the_auroc_and_its_spread() -> None:
+    random = np.random.default_rng(1)
+    targets = (random.random((300, 3)) < 0.3).astype(np.float32)
+    scores = random.normal(size=(300, 3)) + 0.7 * targets
+    values = auroc_by_example(torch.from_numpy(scores), torch.from_numpy(targets))
+    assert values is not None
+    assert float(values.mean()) == pytest.approx(roc_auc_score(targets, scores), abs=1e-12)
+    drawn = [random.integers(0, 300, 300) for _ in range(400)]
+    bootstrapped = np.std([roc_auc_score(targets[rows], scores[rows]) for rows in drawn])
+    assert float(values.std() / 300**0.5) == pytest.approx(bootstrapped, rel=0.15)
 
 
 def test_auroc_leaves_out_labels_that_tell_nothing() -> None:

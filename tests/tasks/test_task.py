@@ -288,7 +288,7 @@ def nan() -> nn.Module:
             (X, Y),
             r"gives \(6,\) for a batch of 2, expected \(2, classes\)",
         ),
-        (linear(), (X, Y.float()), "whole class numbers, not torch.float32"),
+        (linear(), (X, Y.float()), "if the targets are classes, give whole numbers"),
         (linear(), (X, torch.stack([Y, Y], 1)), r"must be 0 or 1; class numbers have shape \(N,\), not \(40, 2\)"),
         (linear(), (X, Y[:-1]), "40 inputs but 39 labels"),
         (linear(), (X[:0], Y[:0]), "0 examples|is empty"),

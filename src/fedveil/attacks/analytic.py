@@ -26,7 +26,9 @@ from fedveil.attacks.linear_inputs import (
     span_of,
     trusted_rows,
 )
+from fedveil.attacks.problem import Problem
 from fedveil.attacks.scene import Public, Scene
+from fedveil.attacks.single_targets import check_readable, single_targets
 from fedveil.errors import FedveilError
 from fedveil.fields import Count, declared
 from fedveil.registry import attacks
@@ -61,6 +63,8 @@ class Analytic(Attack):
     def check(self, scene: Scene) -> None:
         """Refuse a scene with such a model."""
         self.check_model(scene.public.model, scene.public.layout)
+        if scene.public.target.kind != "class":  # inputs are told apart by their classes; a single one need not be
+            check_readable(Problem.of(scene.rows(slice(0, 1))))
 
     @property
     def labels_from(self) -> str:
@@ -148,6 +152,8 @@ def solutions(scene: Scene, tries: int) -> Iterator[Solution]:
         trust = _rows_of(known.weight.row(victim), layer)
         solver = _Solver(scene, Replay.of(scene, victim, layer), tries, torch.Generator().manual_seed(seed))
         labels = None if scene.labels is None else scene.labels[victim]
+        if labels is None and scene.public.target.kind != "class":
+            labels = single_targets(Problem.of(scene.rows([victim])))[0].double()
         yield solver.solve(rows, trust, labels, known.target.row(victim))
 
 
@@ -285,11 +291,10 @@ class _Solver:
 
     def _profile(self, rows: Tensor) -> Tensor | None:
         """That of a model of two classes, as `Replay.profile` sees it at random inputs."""
-        options = self._options(None)
-        if len(options) > 2:
+        if self.scene.public.classes != 2:
             return None
         probes = torch.randn(PROBES, rows.shape[1] - 1, generator=torch.Generator().manual_seed(0), dtype=rows.dtype)
-        return self.replay.profile(options[:1].to(rows.device), probes.to(rows.device))
+        return self.replay.profile(torch.zeros(1, dtype=torch.int64, device=rows.device), probes.to(rows.device))
 
     def _repeated(self, rows: Tensor, inputs: Tensor, options: Tensor, basis: Tensor) -> Tensor:
         """Inputs as often as they are in the batch, told by how strong each one's part of the update is."""

@@ -69,8 +69,8 @@ def same_order(pictures: Tensor, toward: Tensor, labels: Tensor | None) -> Tenso
     for victim in range(count):
         alike = torch.ones(batch, batch, dtype=torch.bool)
         if labels is not None:
-            own = labels[victim].cpu()
-            alike = own[:, None] == own[None, :]
+            own = labels[victim].cpu().reshape(batch, -1)
+            alike = (own[:, None] == own[None, :]).all(2)
         if batch == 1 or int(alike.sum()) == batch:  # labels tell all of them apart
             continue
         theirs, ours = toward[victim].flatten(1).double(), pictures[victim].flatten(2).double()

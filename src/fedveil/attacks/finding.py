@@ -19,7 +19,7 @@ class Reconstruction:
     """The batch of every victim, rebuilt. The first axis of every tensor is the victim."""
 
     inputs: Tensor  # (V, B, ...), in the model's input space
-    labels: Tensor  # (V, B)
+    labels: Tensor  # (V, B, ...)
     cost: Tensor  # (V,) final matching cost without priors; NaN of an attack that matches nothing
     seconds: float
     steps: Sequence[int] = ()  # at which the cost and the iterates were noted

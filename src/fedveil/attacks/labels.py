@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from fedveil.attacks.label_counts import LastLayer, class_shares
 from fedveil.attacks.problem import Problem
+from fedveil.attacks.single_targets import single_targets
 from fedveil.defenses.base import step_weight
 from fedveil.errors import FedveilError
 
@@ -40,14 +41,24 @@ def last_linear(model: nn.Module, classes: int | None) -> str:
 
 
 def read_label(problem: Problem) -> Tensor:
-    """iDLG: the label of a single example is the class whose score gradient is most negative. Shape (V, 1)."""
+    """iDLG: the label of a single example is the class whose score gradient is most negative. Shape (V, 1).
+
+    Several labels and numbers are solved for, see `single_targets`.
+    """
     if problem.batch_size != 1:
         raise FedveilError("iDLG reads the label of a single example: use a batch of 1, or labels = 'recovered'")
+    if problem.form.kind != "class":
+        return single_targets(problem)
     return _class_gradient(problem)[0].argmin(1, keepdim=True)
 
 
 def recover_labels(problem: Problem) -> Tensor:
-    """The labels of a batch with their repeats, sorted within each victim: shape (V, B)."""
+    """The labels of a batch with their repeats, sorted within each victim: shape (V, B).
+
+    Several labels and numbers can be read off for a single example only, see `single_targets`.
+    """
+    if problem.form.kind != "class":
+        return single_targets(problem)
     gradient, softmax = _class_gradient(problem)
     shares = softmax - gradient
     if problem.behind is not None and problem.behind.steps > 1:

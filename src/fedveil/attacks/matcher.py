@@ -33,6 +33,7 @@ from fedveil.attacks.priors import Box
 from fedveil.attacks.problem import Problem
 from fedveil.attacks.recipe import LabelsFrom, Objective, Phase, Recipe
 from fedveil.attacks.scene import Workbench
+from fedveil.attacks.soft_targets import as_targets, check_searchable, fresh_targets, settled_targets
 from fedveil.attacks.together import Together, leading
 from fedveil.attacks.unrolled import after_steps, unrolled
 from fedveil.attacks.without_dropout import dropout_off, without_dropout
@@ -87,8 +88,7 @@ def with_labels(problem: Problem, labels: LabelsFrom) -> Problem:
             )
         return problem
     if labels == "optimized":
-        if problem.classes is None:
-            raise FedveilError("labels cannot be optimized: the number of classes is not known")
+        check_searchable(problem)
         return replace(problem, labels=None)
     return replace(problem, labels=read_label(problem) if labels == "idlg" else recover_labels(problem))
 
@@ -122,6 +122,7 @@ class Matcher:
         self.recipe = recipe
         self._local = problem.local
         self._before = before
+        self._kind = problem.form.kind
         self._one_model = problem.params.repeated or problem.count == 1
         # Numbers of large models take longer to read than to compute with. Only where all entries of each victim's
         # tensors have one weight is that left out.
@@ -133,7 +134,8 @@ class Matcher:
         # All that the compiled functions depend on, beside model and loss.
         shapes = {name: (tuple(t.shape[1:]), t.dtype) for name, t in problem.target.items()}
         learned = {name: (tuple(t.shape), t.dtype) for name, t in problem.learned.items()}
-        inputs = (problem.batch_size, problem.shape, problem.classes, problem.labels is None, learned)
+        targets = (problem.classes, problem.form, problem.labels is None)
+        inputs = (problem.batch_size, problem.shape, targets, learned)
         self.form = repr((recipe, self._local, before, self._one_model, self._even, self.chunk, shapes, inputs))
 
     # ---- the objective of one victim -------------------------------------------------------------------
@@ -154,7 +156,7 @@ class Matcher:
             order: Tensor | None = None,
         ) -> tuple[Tensor, Tensor]:
             inputs = of.candidate.decode(variables, learned)
-            chosen = variables[LABELS].softmax(-1) if LABELS in variables else labels
+            chosen = as_targets(self._kind, variables[LABELS]) if LABELS in variables else labels
             matched = compare(update_of(params, buffers, inputs, chosen, order), aim, weight)
             own = of.candidate.cost(variables)
             total = matched if own is None else matched + own
@@ -253,7 +255,7 @@ class Matcher:
         params = problem.params.row(0) if self._one_model else dict(problem.params)
         labels = problem.labels
         if labels is None:  # optimized: the function still takes some
-            labels = torch.zeros(problem.count, problem.batch_size, dtype=torch.int64, device=problem.like.device)
+            labels = problem.form.zeros(problem.count, problem.batch_size, device=problem.like.device)
         weight = {name: one_number(t) if self._even else t.contiguous() for name, t in problem.weight.items()}
         with torch.no_grad():
             aim = vmap(MATCHES[of.match].aim)(dict(problem.target), weight)
@@ -277,9 +279,7 @@ class Matcher:
     def _start_one(self, problem: Problem, streams: Streams, of: Objective, found: Found | None) -> Variables:
         variables = of.candidate.start(problem, streams, found)
         if problem.labels is None:
-            assert problem.classes is not None
-            fresh = streams.normal(problem.batch_size, problem.classes).to(problem.like)
-            variables[LABELS] = fresh if found is None else found.variables[LABELS]
+            variables[LABELS] = fresh_targets(problem, streams) if found is None else found.variables[LABELS]
         return variables
 
     def _decoded(self, variables: Variables, problem: Problem, of: Objective) -> Tensor:
@@ -294,7 +294,7 @@ class Matcher:
     def _updates(self, problem: Problem, inputs: Tensor, variables: Variables) -> Tree:
         """What clients with the inputs found so far would have shared, as gradients."""
         rows = []
-        labels = variables[LABELS].softmax(-1) if problem.labels is None else problem.labels
+        labels = as_targets(self._kind, variables[LABELS]) if problem.labels is None else problem.labels
         for v in range(problem.count):  # a few times in an attack: not worth a compiled function
             buffers = {name: buffer.clone() for name, buffer in problem.buffers.row(v).items()}
             order = None if problem.order is None else problem.order[v]
@@ -312,7 +312,9 @@ class Matcher:
                 problem = self._reweighed(problem, *found)
             if phase.reorders and found is not None:
                 update = self._plain_update if self.backend == "loop" else self._update
-                labels = problem.labels if problem.labels is not None else found.variables[LABELS].softmax(-1)
+                labels = problem.labels
+                if labels is None:
+                    labels = as_targets(self._kind, found.variables[LABELS])
                 order = found_orders(problem, found.inputs, labels, update, stacked=self.backend != "loop")
                 problem = replace(problem, order=order)
             start = self._start(problem, attempt, of, found)
@@ -320,7 +322,9 @@ class Matcher:
             found, cost = self._phase(problem, phase, start, streams, notes, counter)
         assert found is not None
         inputs = found.inputs
-        labels = problem.labels if problem.labels is not None else found.variables[LABELS].argmax(-1)
+        labels = problem.labels
+        if labels is None:
+            labels = settled_targets(self._kind, found.variables[LABELS])
         notes.last(inputs)
         if problem.order is not None:  # hand them in as they stand in the first epoch: so they are replayed
             first = problem.order[:, 0]

@@ -14,6 +14,7 @@ from fedveil.attacks.notes import Counter
 from fedveil.attacks.problem import Problem
 from fedveil.attacks.recipe import Recipe
 from fedveil.attacks.scene import Scene
+from fedveil.attacks.single_targets import check_readable
 from fedveil.attacks.workload import attack_seconds, steps_in_all, victims_at_a_time
 from fedveil.errors import FedveilError
 
@@ -67,6 +68,11 @@ class GradientMatching(Attack):
     def besides(self) -> tuple[Recipe, ...]:
         """Other recipes with no weaker priors, for updates under a defense: whatever explains these best counts."""
         return ()
+
+    def check(self, scene: Scene) -> None:
+        """Refuse to read several labels or numbers off what does not tell them."""
+        if scene.public.target.kind != "class" and self.labels_from in ("idlg", "recovered"):
+            check_readable(Problem.of(scene.rows(slice(0, 1))))
 
     def run(self, scene: Scene, fitted: Any = None) -> Reconstruction:
         """Match the update of every victim; who knows the defense tries more than one way, and chooses."""

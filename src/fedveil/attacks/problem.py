@@ -16,6 +16,7 @@ from fedveil.attacks.scene import LocalSteps, Scene
 from fedveil.clients.engine import Loss
 from fedveil.defenses.base import Rejoin, Reweight, StepsBefore
 from fedveil.streams import Streams
+from fedveil.tasks.examples import TargetForm
 from fedveil.tree import Tree
 
 
@@ -36,7 +37,8 @@ class Problem:
     batch_size: int
     streams: Streams  # the attacker's own randomness
     classes: int | None = None
-    labels: Tensor | None = None  # (V, B) where they are known
+    form: TargetForm = field(default_factory=TargetForm)  # what one target looks like
+    labels: Tensor | None = None  # (V, B, ...) where they are known
     box: Box | None = None
     local: LocalSteps | None = None  # unroll these steps instead of matching one gradient
     behind: LocalSteps | None = None  # the local steps that the update stands for, whether they are unrolled or not
@@ -62,6 +64,7 @@ class Problem:
             batch_size=scene.batch_size,
             streams=scene.streams,
             classes=public.classes,
+            form=public.target,
             labels=scene.labels,
             box=public.layout.box,
             local=scene.local,

@@ -16,6 +16,7 @@ from fedveil.defenses.chain import Chain
 from fedveil.defenses.updates import Updates
 from fedveil.progress import Report
 from fedveil.streams import Streams
+from fedveil.tasks.examples import TargetForm
 from fedveil.tasks.inputs import Inputs, map_inputs
 from fedveil.tasks.layout import Layout
 from fedveil.workers import Workers
@@ -33,6 +34,7 @@ class Public:
     loss: Loss
     layout: Layout
     classes: int | None = None
+    target: TargetForm = field(default_factory=TargetForm)
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ class Candidates:
     """N batches that may be behind each of V updates. Which of them is, the attacker does not know."""
 
     inputs: Inputs  # (V, N, B, ...), as the model takes them
-    labels: Tensor  # (V, N, B)
+    labels: Tensor  # (V, N, B, ...)
 
     @property
     def count(self) -> int:
@@ -123,7 +125,7 @@ class Scene:
     updates: Updates
     streams: Streams  # the attacker's own randomness, one stream for each victim
     chain: Chain = field(default_factory=Chain)  # what the attacker knows of the defense: maybe nothing
-    labels: Tensor | None = None  # (V, B) where the attacker is told
+    labels: Tensor | None = None  # (V, B, ...) where the attacker is told
     local: LocalSteps | None = None  # unroll these steps instead of matching one gradient
     candidates: Candidates | None = None  # for attacks that link
     bench: Workbench = field(default_factory=Workbench)

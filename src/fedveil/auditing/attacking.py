@@ -52,7 +52,7 @@ class Shown:
     """Some updates, and what else attackers who need it are shown."""
 
     updates: Updates
-    labels: Tensor | None = None  # (V, B)
+    labels: Tensor | None = None  # (V, B, ...)
     candidates: Candidates | None = None
     round: int = 1
     views: tuple[Updates, ...] = ()  # further messages about the same batches
@@ -66,7 +66,7 @@ def scene_of(case: Case, attack: Attack, shown: Shown) -> Scene:
     local = local_steps(updates, settings.step_order) if unrolled else None
     labels = shown.labels
     if labels is not None and local is not None and local.ordered:
-        labels = labels.sort(1).values  # who knows the labels does not know in which batch they were
+        labels = sorted_rows(labels)  # who knows the labels does not know in which batch they were
     return Scene(
         public=case.public,
         updates=updates,
@@ -283,7 +283,7 @@ def _consistent(found: Reconstruction) -> Reconstruction:
     batches, steps = found.inputs.shape[:2], len(found.steps)
     fits = [
         found.inputs.dim() > 2 and found.inputs.is_floating_point(),
-        found.labels.shape == batches and not found.labels.is_floating_point(),
+        found.labels.shape[:2] == batches,
         found.cost.shape == batches[:1],
         found.costs is None or found.costs.shape == (batches[0], steps),
         not found.iterates or (len(found.iterates) == steps and found.iterates[0].shape == found.inputs.shape),
@@ -291,6 +291,16 @@ def _consistent(found: Reconstruction) -> Reconstruction:
     if not all(fits):
         raise ValueError("tensors that do not belong together")
     return found
+
+
+def sorted_rows(labels: Tensor) -> Tensor:
+    """The targets (V, B, ...) of every batch in an order that says nothing: by their numbers, the first first."""
+    if labels.dim() == 2:
+        return labels.sort(1).values
+    for column in range(labels.shape[2] - 1, -1, -1):
+        order = labels[:, :, column].argsort(dim=1, stable=True)
+        labels = labels.gather(1, order[..., None].expand_as(labels))
+    return labels
 
 
 # ---- score -------------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ class Originals:
     """
 
     inputs: Tensor  # (V, B, ...)
-    labels: Tensor  # (V, B)
+    labels: Tensor  # (V, B, ...)
     seen: Tensor  # (V, B, ...): what the gradient was taken at
     round: int = 1
 
@@ -71,7 +71,7 @@ def truth_of(case: Case, originals: Originals, held_out: HeldOut, *, one_example
 
     one_example: candidates differ in one example alone, as a guarantee for one example supposes.
     """
-    flat, labels = originals.inputs.flatten(0, 1), originals.labels.flatten()
+    flat, labels = originals.inputs.flatten(0, 1), originals.labels.flatten(0, 1)
     pool = (held_out.inputs, held_out.labels)
     chosen = case.modality.distractors(flat, labels, pool, count=case.settings.candidates, seed=case.seed)
     distractors = held_out.inputs[chosen]
@@ -103,7 +103,7 @@ def _candidates(
 
     one_example: they differ in their first example and the rest is known.
     """
-    victims, size = originals.labels.shape
+    victims, size = originals.labels.shape[:2]
     found = []
     for original, other in zip((originals.inputs, originals.labels), others, strict=True):
         # (V·B, M, ...) -> (V, M, B, ...)

@@ -143,7 +143,9 @@ def _held_out(
     held_out = HeldOut.of(kind, others.train, others.test, gives=learns and source.held_out)
     if not learns:
         return held_out, None
-    behind = [] if originals is None else [ArrayExamples(originals.inputs.flatten(0, 1), originals.labels.flatten())]
+    behind = (
+        [] if originals is None else [ArrayExamples(originals.inputs.flatten(0, 1), originals.labels.flatten(0, 1))]
+    )
     return held_out, source.chosen(read, held_out.given, others, [held_out.judged, *behind])
 
 

@@ -6,12 +6,14 @@ import statistics
 from typing import Literal
 
 import numpy as np
+import torch
 
 from fedveil.auditing.result import Cost, Estimate, RoundUtility
 from fedveil.auditing.scoring import estimate
 from fedveil.federation.history import Utility
 from fedveil.federation.run import Run
 from fedveil.leakage.intervals import bootstrap, expanded_tail, paired
+from fedveil.tasks.regression import variance
 from fedveil.tasks.task import Task
 
 FEWEST_TIMES = 4  # timed rounds of each run, below which their spread says nothing
@@ -26,14 +28,17 @@ def measure_cost(task: Task, undefended: Run | None, defended: Run | None) -> Co
         runs["defended"] = defended
     seconds = {name: _seconds(run) for name, run in runs.items()}
     difference = None
-    if defended is not None and defended.correct is not None and undefended.correct is not None:
-        difference = estimate(paired(defended.correct.numpy(), undefended.correct.numpy(), share=True))
+    if defended is not None and defended.values is not None and undefended.values is not None:
+        share = defended.values.dtype == torch.bool
+        difference = estimate(paired(defended.values.numpy(), undefended.values.numpy(), share=share))
     last = (defended or undefended).history[-1]
     return Cost(
+        metric=undefended.utility.metric,
         rounds=len((defended or undefended).history),
-        defended=_accuracy(defended),
-        undefended=_accuracy(undefended),
+        defended=_utility(defended),
+        undefended=_utility(undefended),
         difference=difference,
+        others=_others(runs),
         beside=_beside(runs),
         history=_history(undefended, defended),
         seconds_per_round=seconds,
@@ -41,20 +46,43 @@ def measure_cost(task: Task, undefended: Run | None, defended: Run | None) -> Co
         slowdown_interval=_slowdown(undefended, defended) if defended is not None else None,
         bytes_per_round={"up": last.bytes_up, "down": last.bytes_down},
         chance=1 / task.classes if task.classes else None,
-        majority=_majority(task) if task.classes else None,
+        majority=_blind(task),
     )
 
 
-def _majority(task: Task) -> float | None:
+def _majority(task: Task) -> float:
     """The share of the most frequent class among the test examples."""
     labels = task.test.labels
-    return float(labels.bincount().max()) / len(labels) if len(labels) else None
+    return float(labels.bincount().max()) / len(labels)
 
 
-def _accuracy(run: Run | None) -> Estimate | None:
-    if run is None or run.correct is None:
+def _utility(run: Run | None) -> Estimate | None:
+    if run is None or run.values is None:
         return None
-    return estimate(bootstrap(run.correct.numpy(), share=True))
+    return estimate(bootstrap(run.values.numpy(), share=run.values.dtype == torch.bool))
+
+
+def _blind(task: Task) -> float | None:
+    """What an answer that needs no model comes to, by the task's measure."""
+    if not len(task.test):
+        return None
+    if task.target.kind == "numbers":
+        return variance(task.test.labels)
+    if task.target.kind == "labels":
+        return 0.5
+    return _majority(task) if task.classes else None
+
+
+def _others(
+    runs: dict[Literal["defended", "undefended"], Run],
+) -> dict[str, dict[Literal["defended", "undefended"], float]]:
+    """Other measures of the federation's model, by their names."""
+    return {name: {which: run.utility.others[name] for which, run in runs.items()} for name in _common(runs)}
+
+
+def _common(runs: dict[Literal["defended", "undefended"], Run]) -> list[str]:
+    first, *rest = runs.values()
+    return [name for name in first.utility.others if all(name in run.utility.others for run in rest)]
 
 
 def _beside(
@@ -95,12 +123,30 @@ def _history(undefended: Run, defended: Run | None) -> list[RoundUtility]:
     rounds: list[tuple[int, Utility | None, Utility | None]] = [(0, start, undefended.untrained)]
     for number in range(max(len(undefended.history), len(defended.history) if defended else 0)):
         rounds.append((number + 1, _at(defended, number), _at(undefended, number)))
-    found = [RoundUtility(round=r, defended=_value(ours), undefended=_value(bare)) for r, ours, bare in rounds]
+    found = [
+        RoundUtility(
+            round=number,
+            defended=_value(ours),
+            undefended=_value(bare),
+            validation=_part("validation", ours, bare),
+            train=_part("train", ours, bare),
+        )
+        for number, ours, bare in rounds
+    ]
     return [each for each in found if each.defended is not None or each.undefended is not None]
 
 
 def _at(run: Run | None, number: int) -> Utility | None:
     return run.history[number].utility if run is not None and number < len(run.history) else None
+
+
+def _part(
+    part: Literal["validation", "train"], defended: Utility | None, undefended: Utility | None
+) -> dict[Literal["defended", "undefended"], float]:
+    """The utility on another part of the data, as far as it was measured."""
+    both: dict[Literal["defended", "undefended"], Utility | None] = {"defended": defended, "undefended": undefended}
+    found = {which: getattr(utility, part) for which, utility in both.items() if utility is not None}
+    return {which: value for which, value in found.items() if value is not None}
 
 
 def _value(utility: Utility | None) -> float | None:

@@ -32,7 +32,7 @@ from fedveil.tasks.inputs import leaves
 from fedveil.tree import Tree
 
 # Raised when a stage comes to other results for the same inputs.
-REVISIONS = {"train": 1, "observe": 1, "fit": 1, "attack": 1, "score": 1}
+REVISIONS = {"train": 2, "observe": 1, "fit": 1, "attack": 1, "score": 1}
 
 
 def content_key(stage: str, **parts: Any) -> str:
@@ -116,7 +116,7 @@ def of_public(public: Public, row: Mapping[str, Tensor], batch_size: int) -> dic
     like = next(tensor for tensor in row.values() if tensor.is_floating_point())
     draw = Streams.seeded(0, [0], "content key")
     inputs = draw.uniform(batch_size, *public.layout.shape)[0].to(like)
-    labels = torch.zeros(batch_size, dtype=torch.int64, device=like.device)
+    labels = public.target.zeros(batch_size, device=like.device)
     return {
         "behavior": behavior(public.model, public.loss, row, inputs, labels),
         "mode": [name for name, module in public.model.named_modules() if module.training],

@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Self
 
-import torch
-
 from fedveil.attacks.base import Attack
 from fedveil.attacks.scene import Candidates, Scene
 from fedveil.auditing.attacking import Shown, scene_of
@@ -92,7 +90,8 @@ def stand_in(case: Case, experiment: Experiment, attack: Attack) -> Scene:
         message=Tree.expand(one.message.row(0), count),
         buffers=Tree.expand(one.buffers.row(0), count),
     )
-    labels = torch.zeros((), dtype=torch.int64).expand(count, settings.candidates, size)
+    form = case.public.target
+    labels = form.zeros().expand(count, settings.candidates, size, *form.shape)
     nothing = next(iter(before.values())).new_zeros(())
     candidates = Candidates(nothing.expand(count, settings.candidates, size, *case.public.layout.shape), labels)
     scene = scene_of(case, attack, Shown(updates, labels[:, 0], candidates))

@@ -30,7 +30,7 @@ class Observed:
     defended: Updates
     undefended: Updates
     inputs: Tensor  # (V, B, ...), in single precision, in which they are judged whatever the model's own type is
-    labels: Tensor  # (V, B)
+    labels: Tensor  # (V, B, ...)
     seen: Tensor  # (V, B, ...): what the gradient was taken at
     views: tuple[Updates, ...] = ()  # further messages about the same batches, with the defense
 

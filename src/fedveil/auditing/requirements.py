@@ -21,8 +21,6 @@ def check_experiment(experiment: Experiment, task: Task, modality: Modality) -> 
         check_attack(each, task, settings, modality)
         if "auxiliary" in each.needs and settings.auxiliary == NONE and experiment.own_auxiliary is None:
             raise FedveilError(f"{each.name} learns from auxiliary data, and there are none: see `auxiliary`")
-    if task.labels is not None:
-        raise FedveilError("an audit needs one class per image; this task has several labels per image (train works)")
     if settings.source == "clients":
         _check_victims(task, settings)
     if settings.source == "test" and chain.composes:
@@ -68,8 +66,22 @@ def check_attack(attack: Attack, task: Task, settings: AuditSettings, modality: 
         raise FedveilError(f"{attack.name} attacks {' or '.join(attack.modalities)}, not {modality.name}")
     if "batch of one" in needs and settings.batch_size != 1:
         raise FedveilError(f"{attack.name} reads the label of a single example: use a batch of 1 (batch_size)")
-    if "classes" in needs and task.classes is None:
+    if "classes" in needs and task.classes is None and task.target.kind == "class":
         raise FedveilError(f"{attack.name} optimizes labels, but the model's output is not one score per class")
+    if task.target.kind != "class":
+        _check_targets(attack, task, settings)
+
+
+def _check_targets(attack: Attack, task: Task, settings: AuditSettings) -> None:
+    """Several labels and numbers: some attacks think in classes, and targets are read off single examples only."""
+    what = "several labels" if task.target.kind == "labels" else "numbers to predict"
+    if "auxiliary" in attack.needs or attack.brings:
+        raise FedveilError(f"{attack.name} learns from examples of one class each, and here each has {what}")
+    if attack.labels_from == "recovered" and settings.batch_size != 1:
+        raise FedveilError(
+            f"{attack.name} cannot read {what} off the update of several examples: use a batch of 1 (batch_size), or "
+            "labels 'known' or 'optimized'"
+        )
 
 
 def _check_victims(task: Task, settings: AuditSettings) -> None:

@@ -116,21 +116,25 @@ class Verdict(Document):
 
 
 class RoundUtility(Document):
-    """Utility after one round (round 0: before training), as a fraction; None where it was not measured."""
+    """Utility after one round (round 0: before training) on test examples; None where it was not measured."""
 
     round: int
     defended: float | None
     undefended: float | None
+    # The same on the validation part, and on a sample of at most 1,000 training examples.
+    validation: dict[Literal["defended", "undefended"], float] = {}
+    train: dict[Literal["defended", "undefended"], float] = {}
 
 
 class Cost(Document):
     """What the defense cost. Empty (`rounds` = 0) when the audit did not train."""
 
-    metric: str = "accuracy"  # of the test split, as a fraction
+    metric: str = "accuracy"  # of the test split: see `tasks.measures`
     rounds: int = 0
     defended: Estimate | None = None
     undefended: Estimate | None = None
     difference: Estimate | None = None  # defended - undefended, paired on the same test examples
+    others: dict[str, dict[Literal["defended", "undefended"], float]] = {}  # other test measures of the same model
     # Test utility of other models than the federation's, such as "local models before the upload", where measured.
     beside: dict[str, dict[Literal["defended", "undefended"], float]] = {}
     history: list[RoundUtility] = []
@@ -138,7 +142,7 @@ class Cost(Document):
     slowdown: float | None = None  # time of a round with the defense / without
     slowdown_interval: Estimate | None = None  # of the same, from the spread of the rounds; None with too few rounds
     chance: float | None = None  # accuracy of guessing blindly
-    majority: float | None = None  # accuracy of always naming the most frequent class of the test examples
+    majority: float | None = None  # utility of always giving the best same answer: the most frequent class, the mean
     bytes_per_round: dict[Literal["up", "down"], int] = {}  # of one client
 
 
@@ -293,9 +297,9 @@ class Images:
     Of a table, cells (rows, columns): numbers, and the place of each category in its column's list.
     """
 
-    def __init__(self, originals: NDArray[np.float32], labels: NDArray[np.int64]) -> None:
+    def __init__(self, originals: NDArray[np.float32], labels: NDArray[Any]) -> None:
         self.originals = originals
-        self.labels = labels
+        self.labels = labels  # whole class numbers (images,), zeros and ones (images, labels), or floating numbers
         self.reconstructions: dict[tuple[str, Role], NDArray[np.float32]] = {}  # by (attack, role)
 
 
@@ -306,7 +310,7 @@ def save_result(result: Result, images: Images, folder: Path) -> None:
 
     tensors: dict[str, NDArray[Any]] = {
         "originals": np.ascontiguousarray(images.originals, dtype=np.float32),
-        "labels": np.ascontiguousarray(images.labels, dtype=np.int64),
+        "labels": np.ascontiguousarray(images.labels),
     }
     for (attack, role), pictures in images.reconstructions.items():
         tensors[f"reconstruction/{attack}/{role}"] = np.ascontiguousarray(pictures, dtype=np.float32)

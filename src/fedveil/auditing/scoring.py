@@ -14,6 +14,8 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from fedveil.attacks.finding import Finding, Links, Reconstruction
@@ -25,8 +27,10 @@ from fedveil.leakage.catalog import METRICS
 from fedveil.leakage.intervals import Interval, bootstrap
 from fedveil.leakage.modality import LINKED, Modality
 from fedveil.leakage.truths import Truths
+from fedveil.tasks.arrays import are_labels
 
 REVISION = 1  # raised when the same findings get other scores, beside `Modality.revision`
+NUMBER_FOUND = 0.05  # of the spread of all: numbers to predict that are off by less count as found
 _FACTS = ("attack", "role", "question", "steps", "seconds")
 
 
@@ -153,13 +157,36 @@ def _with_cost(values: dict[str, Tensor], finding: Reconstruction) -> dict[str, 
 
 
 def _found_labels(found: Tensor, true: Tensor) -> Tensor:
-    """The share of each batch's labels that were found, repeats counted; order within a batch says nothing."""
+    """The share of each batch's labels that were found, repeats counted; order within a batch says nothing.
+
+    Of several labels per example, the share of all zeros and ones, in the order that fits best; of numbers, those that
+    are off by less than `NUMBER_FOUND` of the spread of all of them.
+    """
+    if true.is_floating_point():
+        return torch.tensor([_nearest(*pair) for pair in zip(*_close(found, true), strict=True)], dtype=torch.float64)
     shares = []
     for one, other in zip(found.cpu(), true.cpu(), strict=True):
         classes = int(max(one.max(), other.max())) + 1
         both = torch.minimum(torch.bincount(one, minlength=classes), torch.bincount(other, minlength=classes))
         shares.append(float(both.sum()) / len(other))
     return torch.tensor(shares, dtype=torch.float64)
+
+
+def _close(found: Tensor, true: Tensor) -> tuple[Tensor, Tensor]:
+    """Targets (V, B, entries) in units in which those that differ by less than 1 are taken as equal."""
+    flat = [each.cpu().double().reshape(*true.shape[:2], -1) for each in (found, true)]
+    if bool(((true == 0) | (true == 1)).all()) and true.dim() > 2:
+        return flat[0] / 0.5, flat[1] / 0.5
+    spread = flat[1].flatten(0, 1).std(0, correction=0)
+    unit = NUMBER_FOUND * torch.where(spread > 0, spread, flat[1].abs().amax((0, 1)).clamp_min(1e-12))
+    return flat[0] / unit, flat[1] / unit
+
+
+def _nearest(found: Tensor, true: Tensor) -> float:
+    """The share of entries that agree, examples (B, entries) assigned to each other by how many do."""
+    agree = ((found[:, None] - true[None]).abs() < 1).double().mean(2)
+    rows, columns = linear_sum_assignment(-agree.numpy())
+    return float(agree[rows, columns].mean())
 
 
 # ---- all of them together ------------------------------------------------------------------------------------
@@ -362,11 +389,16 @@ def _marks(score: RoleScore, truths: Batches) -> dict[str, dict[str, Estimate]]:
 
 def images_of(scores: Sequence[RoleScore], truths: Truths, modality: Modality) -> Images:
     """The originals and what every role made of them, as a report shows them."""
-    made = Images(modality.exhibit(truths.originals.flatten(0, 1)).numpy(), truths.labels.flatten().numpy())
+    made = Images(modality.exhibit(truths.originals.flatten(0, 1)).numpy(), shown_labels(truths.labels.flatten(0, 1)))
     for score in scores:
         if score.exhibit is not None:
             made.reconstructions[(score.attack, score.role)] = score.exhibit.numpy()
     return made
+
+
+def shown_labels(labels: Tensor) -> NDArray[Any]:
+    """Targets as a result keeps them: rows of zeros and ones are whole numbers."""
+    return (labels.long() if are_labels(labels) else labels).cpu().numpy()
 
 
 def estimate(interval: Interval) -> Estimate:

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal
 
 from fedveil.auditing.judgment import Judgment, Terms
 from fedveil.auditing.result import TOGETHER, Cost, Estimate, Question, Row, Warned
@@ -15,6 +16,7 @@ from fedveil.auditing.table import rounded_up
 from fedveil.leakage.intervals import Interval, bootstrap
 from fedveil.leakage.modality import Words
 from fedveil.ledger.statement import Statement
+from fedveil.tasks.measures import Measure, measure
 
 FEW_EXAMPLES = 30  # below this intervals are rough
 FEW_ROUNDS = 5  # below this most models have hardly begun to learn
@@ -143,14 +145,26 @@ def cost(found: Cost) -> str:
     """The second sentence."""
     if found.rounds == 0 or found.undefended is None:
         return "Cost: not measured, as no model was trained."
-    rounds = f"after {found.rounds} round{'s' if found.rounds > 1 else ''}"
+    rounds, kind = f"after {found.rounds} round{'s' if found.rounds > 1 else ''}", measure(found.metric)
+    direction = " (lower is better)" if kind.lower_is_better else ""
+    bare = f"{kind.shown(found.undefended.mean)}"
     if found.defended is None or found.difference is None:
-        return f"Test {found.metric} without a defense {rounds}: {100 * found.undefended.mean:.1f} %."
+        return f"Test {found.metric}{direction} without a defense {rounds}: {bare}{_others(found, 'undefended')}."
     change = found.difference
+    ends = f"[{kind.change(change.low).removesuffix(' points')}, {kind.change(change.high).removesuffix(' points')}]"
     return (
-        f"Cost: test {found.metric} {100 * found.undefended.mean:.1f} % → {100 * found.defended.mean:.1f} % {rounds} "
-        f"({100 * change.mean:+.1f} points [{100 * change.low:+.1f}, {100 * change.high:+.1f}]){_time(found)}."
+        f"Cost: test {found.metric}{direction} {bare} → {kind.shown(found.defended.mean)} {rounds} "
+        f"({kind.change(change.mean)} {ends}){_others(found)}{_time(found)}."
     ).replace("-", "−")
+
+
+def _others(found: Cost, only: Literal["undefended"] | None = None) -> str:
+    """Other measures of the same model, in a few words."""
+    told = ""
+    for name, values in found.others.items():
+        kind, order = measure(name), [only] if only else ["undefended", "defended"]
+        told += f"; {name} " + " → ".join(kind.shown(values[which]) for which in order if which in values)
+    return told
 
 
 def _time(found: Cost) -> str:
@@ -200,18 +214,20 @@ def _on_accuracy(found: Cost, settings: AuditSettings) -> list[Warned]:
     if found.rounds == 0 or found.undefended is None:
         return []
     told = _on_learning(found, found.undefended)
-    drop, rising = found.difference, _last_gain(found)
-    if drop is not None and drop.high < -settings.large_drop:
+    rising = _last_gain(found)
+    if large_drop(found, settings.large_drop):
         words = f"Large cost: {found.metric} falls by more than {100 * settings.large_drop:g} points."
+        if measure(found.metric).lower_is_better:
+            words = f"Large cost: {found.metric} rises by more than {_of_variance(settings.large_drop)}."
         told.append(Warned(words=words, loud=True))
     if found.rounds < FEW_ROUNDS:
         many = f"{found.rounds} round{'s' if found.rounds > 1 else ''}"
         words = f"Only {many} of training, fewer than {FEW_ROUNDS}: the cost after a whole training may differ."
         told.append(Warned(words=words))
-    elif rising > STILL_LEARNING:
+    elif measure(found.metric).gain(rising) > STILL_LEARNING * _unit(found):
         words = (
-            f"The model without a defense was still learning ({100 * rising:+.1f} points in the last round): the cost "
-            "after more rounds may differ."
+            f"The model without a defense was still learning ({measure(found.metric).change(rising)} in the last "
+            "round): the cost after more rounds may differ."
         )
         told.append(Warned(words=words))
     return told
@@ -219,12 +235,13 @@ def _on_accuracy(found: Cost, settings: AuditSettings) -> list[Warned]:
 
 def _on_learning(found: Cost, bare: Estimate) -> list[Warned]:
     """Whether the accuracy is no better than an answer that needs no model."""
+    kind = measure(found.metric)
     ours, blind = found.defended, max(found.chance or 0.0, found.majority or 0.0)
-    stuck = ours is not None and ours.low <= blind
-    if not blind or not (stuck or bare.low <= blind):
+    stuck, bare_stuck = ours is not None and _no_better(ours, blind, kind), _no_better(bare, blind, kind)
+    if not blind or not (stuck or bare_stuck):
         return []
-    guess = f"is no better than what always naming the most frequent class would give ({100 * blind:.1f} %)"
-    if bare.low > blind:
+    guess = f"is no better than what {kind.without_model} would give ({kind.shown(blind)})"
+    if not bare_stuck:
         return [Warned(words=f"Under the defense the model has not learned: {found.metric} {guess}.", loud=True)]
     which = "neither with the defense nor without" if stuck else "not even without a defense"
     words = (
@@ -232,6 +249,30 @@ def _on_learning(found: Cost, bare: Estimate) -> list[Warned]:
         "defense; train longer or otherwise."
     )
     return [Warned(words=words, loud=True)]
+
+
+def large_drop(found: Cost, most: float) -> bool:
+    """Whether the utility surely gets worse by more than this: as a fraction, or as a share of the targets' variance.
+
+    The latter is by how much R² falls.
+    """
+    drop, kind = found.difference, measure(found.metric)
+    if drop is None:
+        return False
+    return drop.low > most * _unit(found) if kind.lower_is_better else drop.high < -most
+
+
+def _unit(found: Cost) -> float:
+    """What differences of utility are measured in: 1, or of errors that of always answering the mean."""
+    return (found.majority or math.inf) if measure(found.metric).lower_is_better else 1.0
+
+
+def _of_variance(part: float) -> str:
+    return f"{100 * part:g} % of the variance of the targets"
+
+
+def _no_better(found: Estimate, blind: float, kind: Measure) -> bool:
+    return found.high >= blind if kind.lower_is_better else found.low <= blind
 
 
 def _last_gain(found: Cost) -> float:
@@ -248,7 +289,9 @@ def thresholds(found: Cost, terms: Terms) -> list[str]:
         + (f" by {percent(settings.smallest_gain)}" if settings.smallest_gain else "")
         + f", and a leak of {percent(settings.rule_out)} of the {terms.modality.words.many} is ruled out",
     ]
-    return told + ([f"large cost: more than {100 * settings.large_drop:g} points"] if found.rounds else [])
+    errors = measure(found.metric).lower_is_better
+    large = _of_variance(settings.large_drop) if errors else f"{100 * settings.large_drop:g} points"
+    return told + ([f"large cost: more than {large}"] if found.rounds else [])
 
 
 # ---- numbers ---------------------------------------------------------------------------------------------------

@@ -68,8 +68,8 @@ class _Form:
         """Weights, buffers, the starts of rounds, and the history."""
         run = result.run
         tensors: dict[str, Tensor] = prefixed("params", run.params) | prefixed("buffers", run.buffers)
-        if run.correct is not None:
-            tensors["correct"] = run.correct
+        if run.values is not None:
+            tensors["values"] = run.values
         for number, (params, buffers) in result.starts.items():
             tensors |= prefixed(f"start {number} params", params) | prefixed(f"start {number} buffers", buffers)
         facts = {
@@ -97,7 +97,7 @@ class _Form:
             history=[RoundRecord(**record) for record in facts["history"]],
             chosen_round=facts["chosen_round"],
             utility=Utility(**facts["utility"]),
-            correct=entry.tensors.get("correct"),
+            values=entry.tensors.get("values"),
             early_stopped=facts["early_stopped"],
             backend=facts["backend"],
         )

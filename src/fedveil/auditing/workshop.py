@@ -58,7 +58,7 @@ class Workshop:
         equipped, judges = kind.equipped(task, experiment.audit.tools)
         case = Case(
             name=f"{task.name}, {task.model_name}",
-            public=Public(task.model, task.loss, equipped.layout(task.shape), task.classes),
+            public=Public(task.model, task.loss, equipped.layout(task.shape), task.classes, task.target),
             modality=equipped,
             settings=experiment.audit,
             store=store,

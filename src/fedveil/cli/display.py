@@ -13,10 +13,13 @@ from typing import TYPE_CHECKING
 from fedveil.errors import printable
 from fedveil.progress import Meter, style_for
 from fedveil.signals import Signaled, exit_code
+from fedveil.tasks.measures import measure
 
 if TYPE_CHECKING:
     from fedveil.federation.observers import Watch
     from fedveil.federation.run import Run
+
+FAILED = 3  # the exit code of a finding that --fail-if names
 
 
 class Stopped(Exception):
@@ -88,8 +91,9 @@ class Display:
 
 def beside_the_model(run: Run) -> Iterator[str]:
     """What a run measured besides its model: how good other models are, and how much inputs were changed."""
+    metric = run.utility.metric
     for name, value in run.utility.beside.items():
-        yield f"{name}: test {run.utility.metric} {value:.1%} (not that of the federation's model)"
+        yield f"{name}: test {metric} {measure(metric).shown(value)} (not that of the federation's model)"
     moved = [record for record in run.history if record.perturbation is not None]
     if moved:
         yield f"round {moved[-1].round}: {moved[-1].perturbation}"

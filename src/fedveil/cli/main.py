@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fedveil.cli import canary as canary_command
 from fedveil.cli import data as data_command
 from fedveil.cli import prior as prior_command
 from fedveil.cli.display import Stopped, debugging, set_up_logging
@@ -33,6 +34,7 @@ app = typer.Typer(
 )
 app.add_typer(data_command.app, name="data")
 app.add_typer(prior_command.app, name="prior")
+app.command("canary")(canary_command.canary)
 store_app = typer.Typer(help="List and remove what audits keep for each other.")
 app.add_typer(store_app, name="store")
 

@@ -14,7 +14,7 @@ from fedveil.auditing.result import load_result
 from fedveil.auditing.run import run_audit as carry_out
 from fedveil.auditing.workshop import Workshop
 from fedveil.cli.config import Config
-from fedveil.cli.display import Display
+from fedveil.cli.display import FAILED, Display
 from fedveil.cli.findings import print_findings, print_json, summary
 from fedveil.cli.folder import CONFIG, Claim, claimed
 from fedveil.cli.options import Given
@@ -26,11 +26,10 @@ from fedveil.federation.prepare import prepare
 from fedveil.federation.run import Run, train
 from fedveil.files import write_atomically
 from fedveil.ledger.statement import Statement
+from fedveil.tasks.measures import measure
 from fedveil.tasks.task import Task
 from fedveil.tensors import write_safetensors
 from fedveil.workers import pack
-
-FAILED = 3  # the exit code of a finding that --fail-if names
 
 
 def run_audit(given: Given) -> int:
@@ -150,8 +149,9 @@ def _show_run(run: Run, place: Claim, config: Config, promised: Statement) -> No
         print(json.dumps({**_summary(run, promised), "out": str(place.path), "model": model}, indent=1))
         return
     stopped = ", stopped early" if run.early_stopped else ""
-    accuracy = "" if run.utility.test is None else f": test {run.utility.metric} {run.utility.test:.1%}"
-    print(f"Round {run.chosen_round} of {len(run.history)}{stopped}{accuracy}")
+    utility = f": test {run.utility.told}" if run.utility.told else ""
+    others = "".join(f", {name} {measure(name).shown(value)}" for name, value in run.utility.others.items())
+    print(f"Round {run.chosen_round} of {len(run.history)}{stopped}{utility}{others}")
     print(promised.paragraph if promised.formal else promised.sentence)
     if run.captured:
         print(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -11,14 +12,17 @@ from torch.func import functional_call
 
 from fedveil.clients.engine import Tensors
 from fedveil.federation.history import Utility
-from fedveil.tasks.auroc import auroc
+from fedveil.tasks.auroc import auroc_by_example
 from fedveil.tasks.examples import Examples
 from fedveil.tasks.inputs import as_arguments, map_inputs
+from fedveil.tasks.measures import metric_of
+from fedveil.tasks.regression import predicted, variance
 from fedveil.tasks.task import Task
 from fedveil.tasks.tokens import next_token_hits
 
 BATCH = 256
 TOKENS = 1024  # of running text at a time: every one has a score for each entry of the vocabulary
+TRAINING = 1000  # so many training examples at most, evenly spread, tell how well the model fits them
 RECALIBRATION = 1024  # so many validation examples at most re-estimate the statistics
 
 
@@ -29,37 +33,45 @@ class Evaluator:
         self._task = task
         self._device = device
         self._model = copy.deepcopy(task.model).to(device).eval()
+        count = min(len(task.train), TRAINING)
+        self._training = task.train.subset(torch.arange(count) * len(task.train) // count)
 
     def utility(self, params: Tensors, buffers: Tensors) -> Utility:
-        """Accuracy on the validation and the test part; with several labels per example, the area under the ROC.
-
-        The accuracy of a language model is the share of next tokens that it scores highest.
-        """
+        """On the validation part, the test part and a sample of the training part; `values` says by what."""
+        test = self._judged(self._task.test, params, buffers)
         return Utility(
-            metric="AUROC" if self._task.labels is not None else "accuracy",
-            validation=self._value(self._task.validation, params, buffers),
-            test=self._value(self._task.test, params, buffers),
+            metric=metric_of(self._task.target.kind),
+            validation=self._judged(self._task.validation, params, buffers).mean,
+            test=test.mean,
+            train=self._judged(self._training, params, buffers).mean,
+            others=test.others,
         )
 
     def test_value(self, params: Tensors, buffers: Tensors) -> float | None:
         """The same on the test part alone."""
-        return self._value(self._task.test, params, buffers)
+        return self._judged(self._task.test, params, buffers).mean
 
-    def _value(self, examples: Examples | None, params: Tensors, buffers: Tensors) -> float | None:
-        if examples is not None and self._task.labels is not None:
-            scores, targets = zip(*self._scores(examples, params, buffers), strict=True)
-            return auroc(torch.cat(scores), torch.cat(targets))
-        return _share(self.correct(examples, params, buffers))
+    def values(self, examples: Examples | None, params: Tensors, buffers: Tensors) -> Tensor | None:
+        """One value for every example, whose mean is the utility; None where there is nothing to judge by.
 
-    def correct(self, examples: Examples | None, params: Tensors, buffers: Tensors) -> Tensor | None:
-        """For every example whether its class is the highest score, and of running text for every next token.
-
-        None where there are no classes, no next tokens, or no examples.
+        Whether its class is the highest score; of running text, for every next token. With several labels, what it
+        adds to the area under the ROC curve; of numbers, the squared error.
         """
-        if examples is None or (self._task.classes is None and not examples.next_tokens):
-            return None
-        hits = next_token_hits if examples.next_tokens else _hits
-        return torch.cat([hits(*pair) for pair in self._scores(examples, params, buffers)])
+        return self._judged(examples, params, buffers).values
+
+    def _judged(self, examples: Examples | None, params: Tensors, buffers: Tensors) -> _Judged:
+        if examples is None:
+            return _Judged()
+        pairs = self._scores(examples, params, buffers)
+        if examples.next_tokens:
+            return _Judged(torch.cat([next_token_hits(*pair) for pair in pairs]))
+        if examples.target.kind == "class":
+            classes = self._task.classes is not None
+            return _Judged(torch.cat([_hits(*pair) for pair in pairs])) if classes else _Judged()
+        scores, targets = (torch.cat(each) for each in zip(*pairs, strict=True))
+        if scores.numel() != targets.numel():
+            return _Judged()  # outputs of another form, of which only the loss knows what they mean
+        return _several(scores, targets) if examples.multi_label else _numbers(scores, targets)
 
     def _scores(self, examples: Examples, params: Tensors, buffers: Tensors) -> Iterator[tuple[Tensor, Tensor]]:
         """The model's scores and the targets, batch by batch: a language model's would not fit into memory at once."""
@@ -96,9 +108,33 @@ class Evaluator:
         return fresh
 
 
+@dataclass(frozen=True, eq=False)
+class _Judged:
+    """One value for every example, and other measures of them all."""
+
+    values: Tensor | None = None
+    others: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def mean(self) -> float | None:
+        return None if self.values is None else float(self.values.double().mean())
+
+
+def _several(scores: Tensor, targets: Tensor) -> _Judged:
+    """Several labels. The accuracy is the share of labels that a score above 0, a chance of one half, gets right."""
+    scores = scores.reshape(targets.shape)
+    right = (scores > 0) == (targets > 0.5)
+    return _Judged(auroc_by_example(scores, targets), {"accuracy": float(right.double().mean())})
+
+
+def _numbers(output: Tensor, targets: Tensor) -> _Judged:
+    off = (predicted(output, targets) - targets).double().reshape(len(targets), -1)
+    others = {"mean absolute error": float(off.abs().mean())}
+    spread = variance(targets)
+    if spread > 0:
+        others["R²"] = 1 - float(off.square().mean()) / spread
+    return _Judged(off.square().mean(1), others)
+
+
 def _hits(scores: Tensor, targets: Tensor) -> Tensor:
     return scores.argmax(1) == targets
-
-
-def _share(correct: Tensor | None) -> float | None:
-    return None if correct is None else float(correct.double().mean())

@@ -2,20 +2,40 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from fedveil.tasks.measures import MetricName, measure
+
 
 class Utility(BaseModel):
-    """A fraction; None where it cannot be measured (no such data, or outputs that are neither classes nor labels)."""
+    """How good a model is; None where it cannot be measured (no such data, or outputs that are no predictions).
+
+    A fraction, but for errors: see `Measure`.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    metric: Literal["accuracy", "AUROC"] = "accuracy"
+    metric: MetricName = "accuracy"
     validation: float | None = None
     test: float | None = None
+    train: float | None = None  # on a sample of the training part: see `evaluate.TRAINING`
+    others: dict[str, float] = {}  # other measures of the same model on the test part: accuracy beside AUROC, R²
     beside: dict[str, float] = {}  # test utility of other models than the server's, by what they are: see `own_models`
+
+    @property
+    def told(self) -> str:
+        """The test utility in words: "accuracy 91.2 %"; empty where it was not measured."""
+        return "" if self.test is None else f"{self.metric} {measure(self.metric).shown(self.test)}"
+
+    @property
+    def standing(self) -> float:
+        """The validation utility, so that more is better: by it early stopping compares rounds."""
+        if self.validation is None:
+            return -math.inf if measure(self.metric).lower_is_better else 0.0
+        return measure(self.metric).gain(self.validation)
 
 
 class Perturbation(BaseModel):

@@ -51,10 +51,9 @@ class Plan:
         """Refuse what cannot work, before any long work starts."""
         self.chain.check_message(self.settings.message)
         self.chain.check_parameters({n: p for n, p in self.task.model.named_parameters() if p.requires_grad})
-        if self.settings.patience is not None and (
-            self.task.validation is None or (self.task.classes is None and self.task.labels is None)
-        ):
-            missing = "validation data" if self.task.validation is None else "a task with classes or labels"
+        judged = self.task.classes is not None or self.task.target.kind in ("labels", "numbers")
+        if self.settings.patience is not None and (self.task.validation is None or not judged):
+            missing = "a task with classes, labels or numbers to predict" if self.task.validation else "validation data"
             raise FedveilError(f"early stopping (patience) needs {missing}")
         if self.task.buffers == "recalibrated" and self.task.validation is None:
             raise FedveilError("recalibrated buffers need validation data: choose another split, or buffers='shared'")

@@ -10,7 +10,7 @@ from fedveil.tasks.task import Task
 
 
 class ProgressBar(Observer):
-    """Shows rounds, accuracy and the time left as a bar, or one line per round, as the meter's style is."""
+    """Shows rounds, utility and the time left as a bar, or one line per round, as the meter's style is."""
 
     def __init__(self, meter: Meter, label: str = "training") -> None:
         self._meter = meter
@@ -22,12 +22,12 @@ class ProgressBar(Observer):
         self._meter.update(len(done), self._rounds)
 
     def on_round_end(self, record: RoundRecord) -> None:
-        accuracy = "" if record.utility.test is None else f"{record.utility.metric} {record.utility.test:.1%}"
+        utility = record.utility.told
         count = f"round {record.round}/{self._rounds}"
-        self._meter.update(record.round, self._rounds, ", ".join(part for part in (count, accuracy) if part))
+        self._meter.update(record.round, self._rounds, ", ".join(part for part in (count, utility) if part))
         if self._meter.style == "lines":
             told = f"{self._label}: {count}, loss {record.train_loss:.4f}"
-            self._meter.say(f"{told}, {accuracy}" if accuracy else told)
+            self._meter.say(f"{told}, {utility}" if utility else told)
 
 
 def watch_with(meter: Meter) -> Watch:

@@ -16,6 +16,7 @@ from fedveil.federation.checkpoint import Machinery, RunState
 from fedveil.federation.history import RoundRecord, Utility
 from fedveil.federation.plan import Plan
 from fedveil.federation.schedule import sampled_clients
+from fedveil.tasks.measures import measure
 from fedveil.tasks.task import Task
 
 
@@ -122,16 +123,17 @@ def _wrong_numbers(number: int, record: RoundRecord) -> Iterator[str]:
 def _wrong_utility(where: str, utility: Utility, metric: str) -> Iterator[str]:
     if utility.metric != metric:
         yield f"{where} is measured by {utility.metric}, others by {metric}"
-    for value in (utility.validation, utility.test, *utility.beside.values()):
-        if value is not None and not -1e-9 <= value <= 1 + 1e-9:  # a mean may be off by its rounding
-            yield f"a utility of {where} is {value!s:.60}, no fraction"
+    most = 1 + 1e-9 if measure(metric).share else math.inf  # a mean may be off by its rounding
+    for value in (utility.validation, utility.test, utility.train, *utility.beside.values()):
+        if value is not None and not -1e-9 <= value <= most:
+            yield f"a utility of {where} is {value!s:.60}, no {'fraction' if most < math.inf else 'error'}"
 
 
 def _wrong_best(state: RunState, plan: Plan) -> Iterator[str]:
     """The best round and whether to stop follow from the history."""
     best, stopped, settings = 0, False, plan.settings
     if settings.patience is not None:
-        values = [record.utility.validation or 0.0 for record in state.history]
+        values = [record.utility.standing for record in state.history]
         best = values.index(max(values)) + 1
         stopped = len(values) - best >= settings.patience
     if state.best_round != best:

@@ -56,7 +56,7 @@ class Run:
     history: list[RoundRecord]
     chosen_round: int  # whose model this is
     utility: Utility  # of this model
-    correct: Tensor | None  # for every test example whether this model gets it right: for paired intervals
+    values: Tensor | None  # one for every test example, whose mean is the test utility: for paired intervals
     early_stopped: bool
     backend: Backend
     captured: list[Captured] = field(default_factory=list)
@@ -64,7 +64,7 @@ class Run:
     def __repr__(self) -> str:
         """Tensors are left out."""
         stopped = ", stopped early" if self.early_stopped else ""
-        test = "" if self.utility.test is None else f", test {self.utility.metric} {self.utility.test:.1%}"
+        test = "" if self.utility.test is None else f", test {self.utility.told}"
         captured = f", {len(self.captured)} captured update{'s' * (len(self.captured) > 1)}" if self.captured else ""
         return f"Run(round {self.chosen_round} of {len(self.history)}{stopped}{test}, {self.backend}{captured})"
 
@@ -212,7 +212,7 @@ def _round(prepared: Prepared, evaluator: Evaluator, state: RunState) -> list[Ca
         log.warning("%s: the server goes on without it", line)
     state.history.append(record)
     if settings.patience is not None:
-        if state.best is None or _validation(record) > _validation(state.history[state.best_round - 1]):
+        if state.best is None or utility.standing > state.history[state.best_round - 1].utility.standing:
             state.best_round, state.best = number, (server.params, statistics)
         state.stopped = number - state.best_round >= settings.patience
     return tally.captured
@@ -233,10 +233,6 @@ def _record(plan: Plan, tally: RoundTally, utility: Utility, seconds: float) -> 
     )
 
 
-def _validation(record: RoundRecord) -> float:
-    return record.utility.validation or 0.0
-
-
 def _finish(prepared: Prepared, evaluator: Evaluator, state: RunState, captured: list[Captured]) -> Run:
     number = state.best_round or len(state.history)
     params, buffers = state.best or (state.server.params, state.memory.statistics(state.server.buffers))
@@ -247,7 +243,7 @@ def _finish(prepared: Prepared, evaluator: Evaluator, state: RunState, captured:
         history=state.history,
         chosen_round=number,
         utility=state.history[number - 1].utility,
-        correct=evaluator.correct(prepared.plan.task.test, params, buffers),
+        values=evaluator.values(prepared.plan.task.test, params, buffers),
         early_stopped=state.stopped,
         backend=prepared.engine.backend,
         captured=captured,

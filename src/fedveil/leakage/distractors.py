@@ -15,8 +15,9 @@ def choose(
     """Choose each original's distractors from held-out examples: indices into `pool`, shape (N, count - 1).
 
     Drawn without repetition from the original's own class; where that has too few, the rest comes from other classes.
-    Labels may be class numbers (N,) or rows of several labels (N, L), of the same class when all agree. An exact copy
-    of the original is never chosen. An original's draw depends on the seed and its position alone.
+    Of rows of several labels (N, L), and of numbers (N,) or (N, T), those nearest to the original's own come first, so
+    that the targets alone tell as little as possible. An exact copy of the original is never chosen. An original's draw
+    depends on the seed and its position alone.
 
     When the pool has fewer than `count` - 1 examples to offer, every original gets as many as there are: chance is
     always 1 / (indices.shape[1] + 1). An empty pool raises a `FedveilError`.
@@ -29,8 +30,13 @@ def choose(
         raise FedveilError("an original is told from held-out examples that differ from it, and the pool has none")
     chosen = np.empty((len(originals), wanted), dtype=np.int64)
     for row, label in enumerate(labels):
-        same = (pool_labels == label).reshape(len(pool), -1).all(1).cpu().numpy()
         random = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, row])))
+        if labels.is_floating_point():
+            free = random.permutation(np.flatnonzero(~copies[row]))
+            away = (pool_labels - label).reshape(len(pool), -1).norm(dim=1).cpu().numpy()
+            chosen[row] = free[np.argsort(away[free], kind="stable")][:wanted]
+            continue
+        same = (pool_labels == label).reshape(len(pool), -1).all(1).cpu().numpy()
         own = random.permutation(np.flatnonzero(same & ~copies[row]))
         others = random.permutation(np.flatnonzero(~same & ~copies[row]))
         chosen[row] = np.concatenate([own, others])[:wanted]

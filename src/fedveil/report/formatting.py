@@ -8,10 +8,13 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+import numpy as np
 from markupsafe import Markup, escape
+from numpy.typing import NDArray
 
 from fedveil.auditing.result import Estimate, Row
 from fedveil.leakage.catalog import METRICS, Metric
+from fedveil.tasks.measures import measure
 
 SPACE = "\u00a0"
 NONE = "–"
@@ -83,6 +86,32 @@ def points(estimate: Estimate | None) -> str:
         return NONE
     sign = "+" if estimate.mean > 0 else ""
     return f"{sign}{number(estimate.mean * 100, 1)}{SPACE}points {interval(estimate, 100, 1)}".strip()
+
+
+def measured(value: float | None, metric: str) -> str:
+    """A measure of the model as it is usually written.
+
+    >>> measured(0.912, "accuracy"), measured(0.0123, "mean squared error"), measured(None, "R²")
+    ('91.2\\xa0%', '0.0123', '–')
+    """
+    if value is None or math.isnan(value):
+        return NONE
+    return measure(metric).shown(value).replace("-", "−").replace(" ", SPACE)
+
+
+def utility(estimate: Estimate | None, metric: str) -> str:
+    """The same with its interval."""
+    if estimate is None or measure(metric).share:
+        return percent(estimate, 1)
+    return f"{measured(estimate.mean, metric)} [{measured(estimate.low, metric)}–{measured(estimate.high, metric)}]"
+
+
+def utility_change(estimate: Estimate | None, metric: str) -> str:
+    """A difference of them with its interval."""
+    if estimate is None or measure(metric).share:
+        return points(estimate)
+    mean, low, high = (measure(metric).change(each) for each in (estimate.mean, estimate.low, estimate.high))
+    return f"{mean} [{low}, {high}]".replace("-", "−")
 
 
 def kept_together(text: str) -> Markup:
@@ -176,14 +205,32 @@ def settings(values: dict[str, Any]) -> list[tuple[str, str]]:
     return [(name, setting(value)) for name, value in values.items()]
 
 
-def label(number: int, names: Sequence[str]) -> str:
-    """A class by its name, where it has one.
+def target(value: NDArray[Any], names: Sequence[str]) -> str:
+    """What an example is to be taken for: its class, its labels, or the numbers to predict.
+
+    >>> target(np.array(4), ["a", "b", "c", "d", "coat"])
+    'coat'
+    >>> target(np.array([1, 0, 1]), ["edema", "mass", "2"]), target(np.array([0, 0]), ["edema", "mass"])
+    ('edema, label 2', 'no label')
+    >>> target(np.array([0.25, 1.0], dtype=np.float32), [])
+    '0.25, 1'
+    """
+    if value.dtype.kind == "f":
+        return ", ".join(f"{each:.4g}" for each in value.reshape(-1).tolist())
+    if value.ndim == 0:
+        return label(int(value), names)
+    held = [label(place, names, "label") for place in np.flatnonzero(value).tolist()]
+    return ", ".join(held) or "no label"
+
+
+def label(number: int, names: Sequence[str], kind: str = "class") -> str:
+    """A class or label by its name, where it has one.
 
     >>> label(4, ["a", "b", "c", "d", "coat"]), label(1, ["0", "1"]), label(7, [])
     ('coat', 'class 1', 'class 7')
     """
     name = names[number] if 0 <= number < len(names) else ""
-    return name if name not in ("", str(number)) else f"class {number}"
+    return name if name not in ("", str(number)) else f"{kind} {number}"
 
 
 def prose(text: str) -> Markup:

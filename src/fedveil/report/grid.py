@@ -78,7 +78,7 @@ def grid(result: Result, images: Images) -> Grid:
         Case(
             picture=data_uri(images.originals[index]) if index < len(images.originals) else None,
             name=f"{kind.words.one.capitalize()} {index + 1}",
-            label=formatting.label(int(images.labels[index]), result.label_names) if index < len(images.labels) else "",
+            label=formatting.target(images.labels[index], result.label_names) if index < len(images.labels) else "",
             cells=[_cell(index, words(result)[role].who, shown, (kind.headline[0], near)) for role, shown in columns],
         )
         for index in order[:most]

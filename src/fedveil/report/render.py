@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+
 from fedveil.auditing.again import config_file, config_toml
 from fedveil.auditing.result import Images, Result
 from fedveil.auditing.table import attacker_has
@@ -68,10 +70,11 @@ def _check(result: Result, images: Images) -> None:
             raise FedveilError(f"the rows have shape {shape}: (rows, {len(result.table.columns)} columns) is needed")
     elif images.originals.ndim != 4:
         raise FedveilError(f"the original images have shape {shape}: (images, channels, height, width) is needed")
-    if images.labels.ndim != 1 or images.labels.dtype.kind not in "iu":
+    labels = images.labels
+    if labels.ndim not in (1, 2) or labels.dtype.kind not in "iuf" or not np.isfinite(labels).all():
         raise FedveilError(
-            f"the labels of the images are {images.labels.dtype} of shape {images.labels.shape}: one whole number for "
-            "each is needed"
+            f"the labels of the images are {images.labels.dtype} of shape {images.labels.shape}: one number or a row "
+            "of numbers for each is needed"
         )
     for (attack, role), pictures in images.reconstructions.items():
         if pictures.ndim != len(shape) or pictures.shape[1:] != shape[1:]:

@@ -16,6 +16,7 @@ from fedveil.leakage.modalities import modality
 from fedveil.leakage.modality import Words
 from fedveil.report import formatting
 from fedveil.report.charts import Axis, Series, interval_bar, line_chart
+from fedveil.tasks.measures import measure
 
 SMALL_SAMPLE = 30
 MOST_COLUMNS = 7  # of the table of numbers: more are cut off on a laptop and on paper
@@ -186,7 +187,7 @@ def cost_charts(cost: Cost) -> dict[str, Markup]:
     """Utility per round with and without the defense; the last round with its interval. Empty without a history."""
     if not cost.history:
         return {}
-    rounds = [float(one.round) for one in cost.history]
+    rounds, kind = [float(one.round) for one in cost.history], measure(cost.metric)
 
     def series(label: str, values: list[float | None], final: Estimate | None, style: str) -> Series:
         y = [math.nan if value is None else value for value in values]
@@ -203,7 +204,7 @@ def cost_charts(cost: Cost) -> dict[str, Markup]:
         name: line_chart(
             lines,
             x=Axis("Round", whole=True),
-            y=Axis(f"Test {cost.metric} (↑ more useful)", percent=True),
+            y=Axis(f"Test {cost.metric} ({'↓' if kind.lower_is_better else '↑'} more useful)", percent=kind.share),
             title=f"Test {cost.metric} per round, with and without the defense",
             width=width,
         )
@@ -274,23 +275,30 @@ def _marked(estimate: Estimate | None, name: str) -> str:
 def cost_rows(cost: Cost) -> Iterator[tuple[str, str, str, str]]:
     """The table of costs: what, without the defense, with it, difference."""
     if cost.defended or cost.undefended:
+        lower = " (lower is better)" if measure(cost.metric).lower_is_better else ""
         yield (
-            f"Test {cost.metric}",
-            formatting.percent(cost.undefended, 1),
-            formatting.percent(cost.defended, 1),
-            formatting.points(cost.difference),
+            f"Test {cost.metric}{lower}",
+            formatting.utility(cost.undefended, cost.metric),
+            formatting.utility(cost.defended, cost.metric),
+            formatting.utility_change(cost.difference, cost.metric),
         )
     if cost.majority is not None:
-        blind = f"{formatting.number(100 * cost.majority, 1)}{formatting.SPACE}%"
-        yield "The same, always naming the most frequent class", blind, blind, formatting.NONE
+        blind = formatting.measured(cost.majority, cost.metric)
+        yield f"The same, {measure(cost.metric).without_model}", blind, blind, formatting.NONE
+    for name, values in cost.others.items():
+        without, with_it = (formatting.measured(values.get(which), name) for which in ("undefended", "defended"))
+        yield f"Test {name}", without, with_it, formatting.NONE
     for name, values in cost.beside.items():
-        without, with_it = (values.get(which) for which in ("undefended", "defended"))
-        yield (
-            f"Test {cost.metric} of {name}, not of the federation's model",
-            formatting.NONE if without is None else f"{formatting.number(100 * without, 1)}{formatting.SPACE}%",
-            formatting.NONE if with_it is None else f"{formatting.number(100 * with_it, 1)}{formatting.SPACE}%",
-            formatting.NONE,
-        )
+        without, with_it = (formatting.measured(values.get(which), cost.metric) for which in ("undefended", "defended"))
+        yield f"Test {cost.metric} of {name}, not of the federation's model", without, with_it, formatting.NONE
+    last = cost.history[-1] if cost.history else None
+    for part, where in (("validation", "validation examples"), ("train", "a sample of the training examples")):
+        values = getattr(last, part) if last is not None else {}
+        if values:
+            without, with_it = (
+                formatting.measured(values.get(which), cost.metric) for which in ("undefended", "defended")
+            )
+            yield f"After the last round, {cost.metric} on {where}", without, with_it, formatting.NONE
     if cost.seconds_per_round or cost.slowdown is not None:
         times = cost.seconds_per_round
         ratio = f"{formatting.number(cost.slowdown)} times as long" if cost.slowdown is not None else formatting.NONE

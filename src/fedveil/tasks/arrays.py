@@ -45,41 +45,56 @@ def _input(value: Any, what: str) -> Tensor:
 
 
 def as_labels(value: Any, what: str) -> Tensor:
-    """One class number per example, int64 (N,), or several labels per example, float32 zeros and ones (N, L)."""
+    """One class number per example, int64 (N,); several labels, float32 zeros and ones (N, L); or numbers to predict.
+
+    Whole numbers (N,) are classes. Floating targets are numbers, float32 (N,) or (N, T), unless all are zeros and ones
+    in columns, which are labels.
+    """
     labels = _tensor(np.asarray(value) if is_numbers(value) else value, what)
     if labels.dim() == 2 and labels.shape[1] == 1 and not labels.is_floating_point():
         labels = labels[:, 0]
-    if labels.dim() == 2 and not labels.is_complex():
-        if not ((labels == 0) | (labels == 1)).all():
-            raise FedveilError(
-                f"{what} have one column per label and so must be 0 or 1; class numbers have shape (N,), not "
-                f"{tuple(labels.shape)}"
-            )
+    if labels.dim() not in (1, 2) or labels.is_complex():
+        raise FedveilError(f"{what} must be one label per example, shape (N,), not {_shown(labels)}")
+    if labels.is_floating_point():
+        if not torch.isfinite(labels).all():
+            raise FedveilError(f"{what} contain NaN or infinity: remove these examples, or fill them in")
         return labels.to(torch.float32)
-    if labels.dim() != 1:
-        raise FedveilError(f"{what} must be one label per example, shape (N,), not {tuple(labels.shape)}")
-    if labels.is_floating_point() or labels.is_complex():
+    if labels.dim() == 1:
+        return labels.to(torch.int64)
+    if not ((labels == 0) | (labels == 1)).all():
         raise FedveilError(
-            f"{what} must be whole class numbers, not {labels.dtype}: convert them, and back in the loss if needed"
+            f"{what} have one column per label and so must be 0 or 1; class numbers have shape (N,), not "
+            f"{tuple(labels.shape)}, and numbers to predict are floating"
         )
-    return labels.to(torch.int64)
+    return labels.to(torch.float32)
+
+
+def are_labels(targets: Tensor) -> bool:
+    """Whether these are several labels per example: rows of zeros and ones."""
+    return targets.is_floating_point() and targets.dim() == 2 and bool(((targets == 0) | (targets == 1)).all())
 
 
 def as_label(value: Any, index: int) -> int | Tensor:
-    """The label of one item of a data set: an integer, an array that holds one integer, or a row of zeros and ones."""
-    if isinstance(value, Tensor | np.ndarray | np.generic):
+    """The label of one item of a data set: an integer, an array that holds one, a row of zeros and ones, or numbers."""
+    if isinstance(value, Tensor | np.ndarray | np.generic | float):
         tensor = torch.as_tensor(value)
         if tensor.numel() == 1 and not tensor.is_floating_point() and not tensor.is_complex():
             return int(tensor.item())
+        if tensor.is_floating_point() and tensor.dim() < 2 and tensor.numel() and bool(torch.isfinite(tensor).all()):
+            return tensor.to(torch.float32)
         if tensor.dim() == 1 and len(tensor) > 1 and ((tensor == 0) | (tensor == 1)).all():
             return tensor.to(torch.float32)
     elif isinstance(value, int):
         return int(value)
-    shown = f"shape {tuple(value.shape)} {value.dtype}" if hasattr(value, "shape") else type(value).__name__
+    shown = _shown(value) if hasattr(value, "shape") else type(value).__name__
     raise FedveilError(
         f"the label of example {index} must be one whole class number, not {shown}; "
-        "for several labels, a row of zeros and ones"
+        "for several labels, a row of zeros and ones; for regression, finite floating numbers"
     )
+
+
+def _shown(value: Tensor | np.ndarray) -> str:
+    return f"shape {tuple(value.shape)} {value.dtype}"
 
 
 def join_labels(labels: Sequence[int | Tensor]) -> Tensor:
@@ -87,14 +102,14 @@ def join_labels(labels: Sequence[int | Tensor]) -> Tensor:
     rows = [label for label in labels if isinstance(label, Tensor)]
     if not rows:
         return torch.tensor(labels, dtype=torch.int64)
-    if len(rows) < len(labels) or len({len(row) for row in rows}) > 1:
-        raise FedveilError("the labels must be all class numbers, or all rows of equally many zeros and ones")
+    if len(rows) < len(labels) or len({row.shape for row in rows}) > 1:
+        raise FedveilError("the labels must be all class numbers, or all rows of equally many numbers")
     return torch.stack(rows)
 
 
 def check_not_one_hot(labels: Tensor) -> None:
     """Refuse rows with exactly one 1 each: they are most likely classes, and would be treated as several labels."""
-    if labels.dim() == 2 and labels.is_floating_point() and labels.shape[1] > 1 and (labels.sum(1) == 1).all():
+    if are_labels(labels) and labels.shape[1] > 1 and (labels.sum(1) == 1).all():
         raise FedveilError(
             "every row of the targets has exactly one 1, as one-hot classes do: give class numbers, targets.argmax(1); "
             "if they are labels of which an example may have several, give loss=binary_cross_entropy_with_logits"

@@ -14,7 +14,7 @@ from torch.nn import functional
 from fedveil.errors import FedveilError, printable
 from fedveil.tasks.arrays import check_not_one_hot
 from fedveil.tasks.columns import Column, Columns
-from fedveil.tasks.examples import Examples
+from fedveil.tasks.examples import Examples, TargetForm
 from fedveil.tasks.fingerprint import fingerprint
 from fedveil.tasks.inputs import leaf, leaves
 from fedveil.tasks.limits import limited
@@ -22,6 +22,7 @@ from fedveil.tasks.model_check import Loss, check_fit, check_model, floating_typ
 from fedveil.tasks.normalization import Normalization
 from fedveil.tasks.own_data import OwnData, Reader
 from fedveil.tasks.partition import IID, Partition, partitions
+from fedveil.tasks.regression import squared_error
 from fedveil.tasks.splits import Parts, Split, read_split
 from fedveil.tasks.tokens import next_token_loss
 
@@ -47,7 +48,8 @@ class Task:
         or (train, validation, test) of these. One set alone is divided by `split`. Inputs may be a dict of arrays;
         the model then takes them by keyword.
     loss: (the model's output, targets) -> mean over the batch; by default cross-entropy, or, if targets are zeros and
-        ones of shape (N, labels), binary cross-entropy of each label.
+        ones of shape (N, labels), binary cross-entropy of each label, or, if they are floating numbers (N,) or
+        (N, numbers), the mean squared error.
     clients: a number, and `partition` divides the training data; or the rows of each client,
         [range(0, 600), range(600, 1200)]; or, without `data`, a data set for each. With rows of a single set, those
         that belong to no client are held out; if there are none, each client's own rows are divided by `split`. If the
@@ -73,7 +75,7 @@ class Task:
     validation: Examples | None
     test: Examples
     clients: tuple[Tensor, ...]  # one per client: indices in `train`
-    classes: int | None  # None if the output is not one score per class, as with several labels per example
+    classes: int | None  # None if the output is not one score per class, as with several labels, or in regression
     label_names: tuple[str, ...]  # of the classes, or of the labels that an example may have
     shape: tuple[int, ...]  # of one input, or of its part `perturb` (by default the first part)
     normalization: Normalization | None
@@ -157,6 +159,11 @@ class Task:
         return self.train.labels.shape[1] if self.train.multi_label else None
 
     @property
+    def target(self) -> TargetForm:
+        """What one target looks like."""
+        return self.train.target
+
+    @property
     def model_hash(self) -> str:
         """SHA-256 of the names and values of the model's parameters and buffers, and of the file it came from."""
         weights = fingerprint(sorted(self.model.state_dict().items()))
@@ -187,6 +194,8 @@ def label_names(
 ) -> tuple[str, ...]:
     """The names of classes or labels: those given, else those of the data set, else their numbers."""
     kinds = _kinds(train, classes)
+    if given is not None and train.numbers:
+        raise FedveilError("the targets are numbers, which have no classes: leave class_names out")
     if given is None:
         return tuple(found[:kinds]) + tuple(map(str, range(len(found), kinds)))
     if isinstance(given, str) or not all(isinstance(name, str) for name in given):
@@ -198,8 +207,8 @@ def label_names(
 
 
 def _kinds(train: Examples, classes: int | None) -> int:
-    """How many labels there are; running text has none."""
-    if train.next_tokens:
+    """How many labels there are; running text and numbers have none."""
+    if train.next_tokens or train.numbers:
         return 0
     return train.labels.shape[1] if train.multi_label else classes or int(train.labels.max()) + 1
 
@@ -207,6 +216,8 @@ def _kinds(train: Examples, classes: int | None) -> int:
 def _usual_loss(parts: Parts) -> Loss:
     if parts.train.next_tokens:
         return next_token_loss
+    if parts.train.numbers:
+        return squared_error
     return functional.binary_cross_entropy_with_logits if parts.train.multi_label else functional.cross_entropy
 
 

@@ -7,14 +7,15 @@ import hashlib
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from fedveil.errors import FedveilError, one_line
-from fedveil.tasks.arrays import as_label, as_tensors, join_labels
+from fedveil.tasks.arrays import are_labels, as_label, as_tensors, join_labels
 from fedveil.tasks.columns import Columns
 from fedveil.tasks.fingerprint import Fingerprint
 from fedveil.tasks.image_files import ImageFiles
@@ -26,23 +27,39 @@ logger = logging.getLogger(__name__)
 KEPT = 2**28  # bytes of pictures from files that are kept in memory
 
 
+@dataclass(frozen=True)
+class TargetForm:
+    """What one target looks like: a class number, a row of labels or tokens, or numbers to predict."""
+
+    kind: Literal["class", "labels", "numbers", "tokens"] = "class"
+    shape: tuple[int, ...] = ()
+
+    def zeros(self, *leading: int, device: torch.device | str = "cpu") -> Tensor:
+        """Targets of this form that say nothing."""
+        floating = self.kind in ("labels", "numbers")
+        return torch.zeros((*leading, *self.shape), dtype=torch.float32 if floating else torch.int64, device=device)
+
+
 class Examples(ABC):
     """A list of (input, label) pairs. `batch` gives some of them as the model takes them.
 
-    Labels are class numbers, or rows of zeros and ones if an example can have several labels, or, for running text, the
-    tokens themselves. A subset is a view: it holds the indices of its examples in the source, not the examples.
+    Labels are class numbers, or rows of zeros and ones if an example can have several labels, or numbers to predict,
+    or, for running text, the tokens themselves. A subset is a view: it holds the indices of its examples in the source,
+    not the examples.
 
     A batch is converted when it is read. uint8 means pixels 0 to 255 and becomes floating in [0, 1]. Floating values
     become the `dtype` of the model. Other integers (token numbers) are left as they are. A normalization comes last.
     """
 
-    labels: Tensor  # int64, shape (N,), or float32 zeros and ones, shape (N, L), or int64 tokens, shape (N, length)
+    # int64 classes (N,), float32 zeros and ones (N, L), float32 numbers (N,) or (N, T), or int64 tokens (N, length)
+    labels: Tensor
     source_sha256: str  # of the source's whole contents, even for a subset
     dtype: torch.dtype = torch.float32  # of floating inputs and targets
     columns: Columns | None = None  # of a table, and how its numbers are standardized
 
     def __init__(self, labels: Tensor, normalization: Normalization | None = None) -> None:
         self._source_labels = self.labels = labels
+        self._labeled = are_labels(labels)  # of the whole source: a few numbers of a subset may happen to be 0 and 1
         self._rows = torch.arange(len(labels))  # indices in the source
         self._normalization = normalization  # of pixels; None if the inputs need none
 
@@ -52,12 +69,27 @@ class Examples(ABC):
     @property
     def multi_label(self) -> bool:
         """Whether an example can have several labels, or none."""
-        return self.labels.dim() == 2 and self.labels.is_floating_point()
+        return self._labeled
+
+    @property
+    def numbers(self) -> bool:
+        """Whether the targets are numbers to predict, as in regression."""
+        return self.labels.is_floating_point() and not self._labeled
 
     @property
     def next_tokens(self) -> bool:
         """Whether the targets are tokens, each to be predicted from those before it."""
         return self.labels.dim() == 2 and not self.labels.is_floating_point()
+
+    @property
+    def target(self) -> TargetForm:
+        """What one target looks like."""
+        kind: Literal["class", "labels", "numbers", "tokens"] = "class"
+        if self.multi_label or self.numbers:
+            kind = "labels" if self.multi_label else "numbers"
+        elif self.next_tokens:
+            kind = "tokens"
+        return TargetForm(kind, tuple(self.labels.shape[1:]))
 
     def batch(self, indices: Tensor | Sequence[int]) -> tuple[Inputs, Tensor]:
         """Model inputs and targets (`labels`) of the examples at these indices."""

@@ -14,7 +14,12 @@ from torch.nn.parameter import UninitializedParameter
 from fedveil.errors import FedveilError, one_line
 from fedveil.tasks.examples import Examples
 from fedveil.tasks.inputs import Inputs, as_arguments, leaf, leaves, map_inputs
+from fedveil.tasks.regression import squared_error
 from fedveil.tasks.splits import Parts
+
+_KINDS = {"class": "class numbers", "labels": "rows of zeros and ones", "numbers": "numbers", "tokens": "tokens"}
+# Losses of torch that broadcast predictions (N, 1) against targets (N,).
+_COMPARING = (functional.mse_loss, functional.l1_loss, functional.smooth_l1_loss, functional.huber_loss)
 
 Loss = Callable[[Any, Tensor], Tensor]  # (the model's output, targets) -> mean over the batch, a scalar
 
@@ -53,6 +58,9 @@ def check_fit(model: nn.Module, loss: Loss, parts: Parts, perturb: str | None) -
     given = [part for part in (parts.train, parts.validation, parts.test) if part is not None]
     if len({part.labels.shape[1:] for part in given}) > 1:
         raise FedveilError("the parts of the data differ in the number of labels per example")
+    if len({part.target.kind for part in given}) > 1:
+        kinds = ", ".join(sorted({_KINDS[part.target.kind] for part in given}))
+        raise FedveilError(f"the parts of the data differ in what their targets are: {kinds}")
     extremes = {0, len(labels) - 1} if labels.dim() == 2 else {int(labels.argmin()), int(labels.argmax())}
     inputs, targets = parts.train.batch(sorted(extremes))
     if perturb is not None and not leaf(inputs, perturb).is_floating_point():
@@ -70,12 +78,23 @@ def check_fit(model: nn.Module, loss: Loss, parts: Parts, perturb: str | None) -
                 f"the model does not take a batch of shape {shapes}{hint}: {one_line(error, typed=True)}"
             ) from error
         width = output.shape[1] if isinstance(output, Tensor) and output.dim() == 2 else None
-        single = width is not None and not parts.train.multi_label
+        single = width is not None and parts.train.target.kind == "class"
         fits = single and all(_in_range(part, width or 0) for part in given)
         if loss is functional.cross_entropy:
             _check_scores(output, len(targets), width)
             if not fits:
                 raise FedveilError(_label_problem(parts, width or 0))
+        if loss in _COMPARING and parts.train.numbers and getattr(output, "shape", None) != targets.shape:
+            raise FedveilError(
+                f"the model gives {_shown(output)} for a batch of {len(targets)} and the targets are "
+                f"{tuple(targets.shape)}: torch's loss would compare each prediction with each target; leave the loss "
+                "out, or give targets of the output's shape"
+            )
+        if loss is squared_error and not (isinstance(output, Tensor) and output.numel() == targets.numel()):
+            raise FedveilError(
+                f"the model gives {_shown(output)} for a batch of {len(targets)}, expected {tuple(targets.shape)}: one "
+                "prediction for each number to predict; if the targets are classes, give whole numbers, targets.long()"
+            )
         if loss is functional.binary_cross_entropy_with_logits and width != targets.shape[-1]:
             raise FedveilError(
                 f"the model gives {_shown(output)} for a batch of {len(targets)}, expected "

@@ -221,7 +221,7 @@ def _joined(sets: Sequence[Examples]) -> Examples:
 def _layout(examples: Examples) -> str:
     inputs, targets = examples.batch([0])
     shapes = [f"{name + ' ' if name else ''}{tuple(t.shape[1:])}" for name, t in leaves(inputs).items()]
-    labels = f", {targets.shape[1]} labels" if targets.dim() == 2 else ""
+    labels = f", {targets.shape[1]} labels" if targets.dim() == 2 else ", numbers" if examples.numbers else ""
     if examples.columns is not None:
         said = (f"{c.name} ({len(c.categories)} categories)" if c.categories else c.name for c in examples.columns)
         return f"the columns {', '.join(said)}{labels}"

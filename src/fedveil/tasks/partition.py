@@ -12,6 +12,7 @@ from torch import Tensor
 from fedveil.errors import FedveilError
 from fedveil.fields import Count, Positive, declared
 from fedveil.registry import Registry
+from fedveil.tasks.arrays import are_labels
 from fedveil.tasks.randomness import generator
 
 partitions = Registry("partition", "fedveil.partitions", "fedveil.tasks.partition")
@@ -105,6 +106,8 @@ class Shards(Partition):
 
 
 def _one_class_each(name: str, labels: Tensor) -> np.ndarray:
+    if labels.is_floating_point() and not are_labels(labels):
+        raise FedveilError(f"{name} divides by class, and the targets here are numbers: use iid")
     if labels.dim() != 1:
         raise FedveilError(f"{name} divides by class, but here an example can have several labels: use iid")
     return labels.numpy()

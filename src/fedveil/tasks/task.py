@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -93,7 +94,8 @@ def task(
     if is_reference(name):
         file = read_file_data(name, clients, chosen_split, seed)
         own, rest = file.own, file.rest()
-        classes = len(_file_names(file))
+        target = own.parts.train.target
+        classes = math.prod(target.shape) if target.kind == "numbers" else len(_file_names(file))
         module = spec if isinstance(spec, nn.Module) else build_model(spec, input_shape(own.parts.train), classes, seed)
         made = Task(
             module,
@@ -225,7 +227,7 @@ def _count_labels(train: Examples, clients: Sequence[Tensor], names: tuple[str, 
     held = [train.labels[indices] for indices in clients]
     if train.multi_label:
         counts = [labels.long().sum(0).tolist() for labels in held]
-    elif train.next_tokens:
+    elif train.next_tokens or train.numbers:
         counts = [[] for _ in held]
     else:
         counts = [torch.bincount(labels, minlength=len(names)).tolist() for labels in held]
@@ -247,6 +249,8 @@ def _file_names(file: FileData) -> tuple[str, ...]:
     """One name for every class or label of the data, before there is a model."""
     parts = file.own.parts
     given: Sequence[str] | None = file.said.get("class_names")
+    if given is None and parts.train.numbers:
+        return ()
     if given is None and parts.train.labels.dim() == 1:
         every = [part.labels for part in (parts.train, parts.validation, parts.test) if part is not None]
         kinds = max(int(torch.cat(every).max()) + 1, len(file.own.class_names))
