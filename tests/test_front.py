@@ -72,7 +72,7 @@ def test_what_a_notebook_shows_of_things_is_one_line() -> None:
     task = fv.task("digits", model="mlp:hidden=[4]", clients=2, limit=20)
     settings = fv.FederationSettings(rounds=2, record_rounds=(1,), record_clients=1)
     run = fv.federate(task, None, settings, backend="stacked")
-    assert re.fullmatch(r"Run\(round 2 of 2, test accuracy \d+\.\d%, stacked, 1 captured updates?\)", repr(run))
+    assert re.fullmatch(r"Run\(round 2 of 2, test accuracy \d+\.\d %, stacked, 1 captured updates?\)", repr(run))
     assert repr(task) == "Task(digits, model=mlp, clients=2, train=20)"
     guard = fv.Guard(task.model, task.loss, "clip:norm=2")
     assert repr(guard) == "Guard(Sequential, clip:norm=2)"

@@ -60,6 +60,9 @@ def test_a_whole_audit(tmp_path: Path, targets: torch.Tensor, metric: str) -> No
     assert result.cost.history[-1].undefended == pytest.approx(result.cost.undefended.mean)
     assert set(result.cost.history[-1].train) == set(result.cost.history[-1].validation) == {"defended", "undefended"}
     assert [row.round for row in result.rows if row.role == "naive" and row.question == "link"] == [None, 1, 2]
+    told = {(line["round"], line["part"], line["which"]): line["value"] for line in found.history()}
+    assert len(told) == 3 * 3 * 2  # before training and after two rounds
+    assert told[2, "train", "undefended"] == result.cost.history[-1].train["undefended"]
     page = found.report(tmp_path / "report.html").read_text(encoding="utf-8")
     assert f"Test {metric}" in page
     assert ("lower is better" in page) == (metric == "mean squared error")

@@ -1,14 +1,17 @@
 """Which backend a module gets, why, and that it gets the same one again."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
 
 from fedveil.clients import choose
-from fedveil.clients.choose import choose_backend, gradient_seconds, make_engine, why_not_stacked
+from fedveil.clients.choose import choose_backend, counted_operations, gradient_seconds, make_engine, why_not_stacked
 from fedveil.errors import FedveilError
 
 SAMPLE = torch.zeros(4, 6), torch.zeros(4, dtype=torch.int64)
@@ -131,6 +134,30 @@ def test_the_engine_is_as_chosen_and_leaves_the_model_alone(monkeypatch):
 def test_an_unknown_backend_is_refused():
     with pytest.raises(FedveilError, match="backend 'fast'"):
         make_engine(LINEAR, F.cross_entropy, backend="fast", clients=1, sample=SAMPLE, steps=1)
+
+
+@pytest.mark.parametrize(
+    ("model", "shape"),
+    [
+        (nn.Sequential(nn.Conv2d(3, 8, 3, stride=2), nn.GroupNorm(2, 8), nn.Flatten(), nn.Linear(72, 5)), (4, 3, 8, 8)),
+        (nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), (2, 5, 16)),
+    ],
+    ids=["convolutions", "attention"],
+)
+def test_operations_are_counted_as_torch_counts_them(model, shape):
+    inputs = torch.randn(shape)
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model(inputs)
+    assert counted_operations(lambda: model(inputs)) == counter.get_total_flops() > 0
+
+
+def test_counting_does_not_import_the_compiler():
+    code = (
+        "import sys, torch; from fedveil.clients.choose import counted_operations; "
+        "counted_operations(lambda: torch.nn.Linear(3, 2)(torch.zeros(4, 3))); "
+        "sys.exit('torch._dynamo' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_estimated_time_grows_with_the_arithmetic():

@@ -14,7 +14,7 @@ from fedveil.defenses.chain import Chain
 from fedveil.errors import FedveilError
 from fedveil.federation import prepare as preparing
 from fedveil.federation.plan import Plan
-from fedveil.federation.prepare import engine_for, prepare
+from fedveil.federation.prepare import engine_for, prepare, run_seconds
 from fedveil.federation.run import federate, train
 from fedveil.federation.settings import FederationSettings
 
@@ -136,3 +136,13 @@ def test_what_is_recorded_changes_nothing_else(settings: FederationSettings, def
 
 def _told(record: Any) -> dict[str, Any]:
     return record.model_dump(exclude={"seconds", "perturbation"})  # type: ignore[no-any-return]
+
+
+def test_the_estimate_of_a_run_counts_its_evaluations() -> None:
+    task, often = small_task(), replace(FEDAVG, rounds=100)
+    rarely = replace(often, evaluate_every=100)
+    assert run_seconds(task, often) > run_seconds(task, rarely) > run_seconds(task, replace(rarely, rounds=50))
+    longer = run_seconds(task, replace(often, rounds=200)) - run_seconds(task, often)
+    assert longer == pytest.approx(
+        run_seconds(task, replace(often, rounds=300)) - run_seconds(task, replace(often, rounds=200))
+    )

@@ -129,6 +129,18 @@ class AuditResult:
             raise FedveilError("frame() needs pandas: pip install pandas (csv(path) does without)") from None
         return pandas.DataFrame(as_records(self.result.rows), columns=list(FIELDS))
 
+    def history(self) -> list[dict[str, Any]]:
+        """The utility of every round, in lines for a table: pandas.DataFrame(result.history()).
+
+        part: "test", "validation", or "train", which is a sample of at most 1,000 training examples.
+        """
+        return [
+            {"round": each.round, "part": part, "which": which, "metric": self.result.cost.metric, "value": value}
+            for each in self.result.cost.history
+            for part, values in each.parts().items()
+            for which, value in values.items()
+        ]
+
     def __repr__(self) -> str:
         """The status, the finding in a sentence and the first columns: 80 letters wide."""
         table = as_text(self.result.rows, modality(self.result.modality), 80, blocks=1)

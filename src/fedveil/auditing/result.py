@@ -25,6 +25,8 @@ Question = Literal["reconstruct", "link", "member"]
 
 Status = Literal["exposed", "partly exposed", "no leakage found by these attacks", "not judged"]
 
+Which = Literal["defended", "undefended"]  # of two runs: with the defense, and without
+
 TOGETHER = "all attacks together"  # in the place of an attack's name: for each example the attack that got most
 
 
@@ -122,8 +124,14 @@ class RoundUtility(Document):
     defended: float | None
     undefended: float | None
     # The same on the validation part, and on a sample of at most 1,000 training examples.
-    validation: dict[Literal["defended", "undefended"], float] = {}
-    train: dict[Literal["defended", "undefended"], float] = {}
+    validation: dict[Which, float] = {}
+    train: dict[Which, float] = {}
+
+    def parts(self) -> dict[str, dict[Which, float]]:
+        """What was measured, by the part of the data and by whether the defense was on."""
+        test: dict[Which, float | None] = {"defended": self.defended, "undefended": self.undefended}
+        known = {which: value for which, value in test.items() if value is not None}
+        return {"test": known, "validation": self.validation, "train": self.train}
 
 
 class Cost(Document):

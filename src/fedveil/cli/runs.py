@@ -7,15 +7,10 @@ import json
 import math
 import shlex
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fedveil.auditing.audit_result import AuditResult
-from fedveil.auditing.result import load_result
-from fedveil.auditing.run import run_audit as carry_out
-from fedveil.auditing.workshop import Workshop
 from fedveil.cli.config import Config
 from fedveil.cli.display import FAILED, Display
-from fedveil.cli.findings import print_findings, print_json, summary
 from fedveil.cli.folder import CONFIG, Claim, claimed
 from fedveil.cli.options import Given
 from fedveil.cli.stores import store_of
@@ -31,6 +26,11 @@ from fedveil.tasks.task import Task
 from fedveil.tensors import write_safetensors
 from fedveil.workers import pack
 
+if TYPE_CHECKING:
+    from fedveil.auditing.audit_result import AuditResult
+
+# What judges and attacks is imported where an audit begins: `fedveil train` starts a second sooner without it.
+
 
 def run_audit(given: Given) -> int:
     """Everything that can be wrong is found before the folder's contents are touched and before long work starts."""
@@ -40,6 +40,11 @@ def run_audit(given: Given) -> int:
 
 
 def _run_audit(config: Config, place: Claim) -> int:
+    from fedveil.auditing.audit_result import AuditResult
+    from fedveil.auditing.result import load_result
+    from fedveil.auditing.run import run_audit as carry_out
+    from fedveil.auditing.workshop import Workshop
+
     if place.finished:
         return _show_audit(AuditResult(*load_result(place.path)), place, config)
     display = Display(quiet=config.quiet, resumes=place.resumes)
@@ -60,6 +65,8 @@ def _run_audit(config: Config, place: Claim) -> int:
 
 def _show_audit(outcome: AuditResult, place: Claim, config: Config) -> int:
     """Write the report, print the findings; returns the exit code."""
+    from fedveil.cli.findings import print_findings, print_json, summary
+
     report, result = outcome.report(place.path / "report.html"), outcome.result
     if config.as_json:
         print_json(summary(outcome) | {"out": str(place.path), "report": str(report)})

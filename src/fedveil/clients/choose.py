@@ -18,10 +18,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from fedveil.clients.compiling import compiler_found
 from fedveil.clients.engine import BACKENDS, Backend, Engine, Loss, ResolvedBackend
@@ -183,10 +186,29 @@ def estimated_seconds(operations_per_call: float, calls: int, speed: Speed = GRA
 
 def counted_operations(call: Callable[[], object]) -> int:
     """The floating-point operations of a call. Torch's generator is left as it was."""
-    counter = FlopCounterMode(display=False)
+    counter = _Counter()  # type: ignore[no-untyped-call]
     with torch.no_grad(), torch.random.fork_rng(devices=[]), counter:
         call()
-    return int(counter.get_total_flops())
+    return counter.total
+
+
+class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Adds operations up by torch's formulas. Torch's own counter would import the compiler, which takes seconds."""
+
+    total = 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        found = func(*args, **(kwargs or {}))
+        formula = flop_registry.get(func.overloadpacket)
+        if formula is not None:
+            self.total += int(formula(*args, **(kwargs or {}), out_val=found))
+        return found
 
 
 def _one_step(engine: Engine, clients: int, sample: tuple[Inputs, Tensor], one_copy: bool = True) -> float:

@@ -29,6 +29,10 @@ class OwnDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._streams = streams
         self._generators: dict[torch.device, torch.Generator] = {}
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # torch would else import its whole compiler, which takes seconds; nothing here is compiled
+
     @property
     def drew(self) -> bool:
         """Whether anything was drawn."""

@@ -8,15 +8,16 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fedveil.clients.choose import gradient_seconds, make_engine
+from fedveil.clients.choose import counted_operations, estimated_seconds, gradient_seconds, make_engine
 from fedveil.clients.engine import Backend, Engine
 from fedveil.errors import FedveilError
+from fedveil.federation.evaluate import BATCH as EVALUATED_AT_ONCE
 from fedveil.federation.plan import Plan
 from fedveil.federation.rehearsal import dry_step
 from fedveil.federation.schedule import sampled_clients
 from fedveil.federation.settings import FederationSettings
 from fedveil.federation.steps import Prepared
-from fedveil.tasks.inputs import Inputs, map_inputs
+from fedveil.tasks.inputs import Inputs, as_arguments, map_inputs
 from fedveil.tasks.task import Task
 from fedveil.workers import Workers
 
@@ -87,8 +88,30 @@ def _several(pool: Workers, plan: Plan, device: str | torch.device) -> bool:
         if pool.forced:
             raise FedveilError(f"worker processes compute on the processor, not on {device}: use workers=1 there")
         return False
+    return pool.worth(lambda: run_seconds(task, settings))
+
+
+def run_seconds(task: Task, settings: FederationSettings) -> float:
+    """Estimated seconds of a run in one process: the gradients of all local steps, and the evaluations.
+
+    From counted arithmetic, never from what was measured before: the same run always makes the same choice.
+    """
     gradients = settings.rounds * _steps(task, settings) * _clients_of_a_round(task, settings)
-    return pool.worth(lambda: gradient_seconds(task.model, _sample(task, settings, "cpu"), gradients))
+    evaluations = 1 + settings.rounds // settings.evaluate_every
+    training = gradient_seconds(task.model, _sample(task, settings, "cpu"), gradients)
+    return training + evaluations * _evaluation_seconds(task)
+
+
+def _evaluation_seconds(task: Task) -> float:
+    """Of one evaluation of the model. On small models it takes a third as long as a round."""
+    judged = [examples for examples in (task.validation, task.test) if examples is not None and len(examples)]
+    if not judged:
+        return 0.0
+    some = min(8, len(judged[0]))  # few: a language model has a score for every entry of the vocabulary
+    arguments, keywords = as_arguments(judged[0].batch(range(some))[0])
+    model = copy.deepcopy(task.model).eval()
+    of_one = counted_operations(lambda: model(*arguments, **keywords)) / some
+    return estimated_seconds(of_one * EVALUATED_AT_ONCE, -(-sum(map(len, judged)) // EVALUATED_AT_ONCE))
 
 
 def _steps(task: Task, settings: FederationSettings) -> int:
