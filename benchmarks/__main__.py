@@ -24,6 +24,7 @@ from benchmarks import (
     fedavg_attacks,
     gradients,
     growth,
+    guard,
     profiles,
     utility,
 )
@@ -47,6 +48,7 @@ PARTS: dict[str, Callable[[], list[Table] | Iterable[list[Table]]]] = {
     "borders": borders.measure,
     "fedavg-attacks": fedavg_attacks.measure,
     "costs": costs.measure,
+    "guard": guard.measure,
     "utility": utility.measure,
 }
 
