@@ -24,6 +24,7 @@ from benchmarks import (
     fedavg_attacks,
     gradients,
     growth,
+    guard,
     profiles,
     records,
     utility,
@@ -49,6 +50,7 @@ PARTS: dict[str, Callable[[], list[Table] | Iterable[list[Table]]]] = {
     "fedavg-attacks": fedavg_attacks.measure,
     "costs": costs.measure,
     "records": records.measure,
+    "guard": guard.measure,
     "utility": utility.measure,
 }
 
