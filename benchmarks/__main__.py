@@ -24,8 +24,10 @@ from benchmarks import (
     fedavg_attacks,
     gradients,
     growth,
+    guard,
     membership,
     profiles,
+    records,
     utility,
 )
 from benchmarks.tables import Table
@@ -49,6 +51,8 @@ PARTS: dict[str, Callable[[], list[Table] | Iterable[list[Table]]]] = {
     "fedavg-attacks": fedavg_attacks.measure,
     "membership": membership.measure,
     "costs": costs.measure,
+    "records": records.measure,
+    "guard": guard.measure,
     "utility": utility.measure,
 }
 

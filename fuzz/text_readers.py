@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from fedveil.registry import datasets
+from fedveil.tasks.datasets.table import LoadedTable
 from fedveil.tasks.datasets.text import LoadedText, TextPart
 from fedveil.tasks.formats.zip_archive import unpack_zip
+from fedveil.tasks.splits import OwnSplit
 from fedveil.tasks.vocabulary import vocabulary_of
 from fuzz.data_readers import one_of_them
 from fuzz.mutate import any_of, damaged, json_files, odd_lines
@@ -116,7 +118,27 @@ def _read_tokenizer(folder: Path) -> object:
     return vocabulary.padding, vocabulary.size
 
 
+TABLE = ("age,smoker,city,disease", *(f"{20 + row},{row % 2},{'ABC'[row % 3]},{row % 2}" for row in range(12)))
+
+
+def _tables() -> SearchStrategy[Files]:
+    lines = odd_lines(TABLE, (*CELLS, "nan", "1e999", "0x1", "1_0", '"a\nb"'), ",")
+    odd = lines.map(lambda text: text.encode("utf-8", "surrogatepass"))
+    packed = st.one_of(odd, st.just(b"1," * (HUGE // 2))).map(lambda content: gzip.compress(content, mtime=0))
+    valid = "\n".join(TABLE).encode()
+    made = any_of(odd, odd, packed, damaged(valid)).map(lambda content: {"rows.csv": content, "test.csv": valid})
+    return st.one_of(made, made.map(lambda files: {"rows.csv": valid, "test.csv": files["rows.csv"]}))
+
+
+def _read_table(folder: Path) -> object:
+    fields = {"target": "disease", "categories": ("smoker",), "test": "test.csv", "missing": "drop"}
+    data: LoadedTable = datasets.build("csv", path="rows.csv", **fields).load(folder)
+    assert data.sha256
+    return OwnSplit().divide(data, 0).standardized()
+
+
 TEXT_READERS = (
+    Reader("csv", _tables, _read_table, 1000),
     Reader("text", _texts, _read_text, 1500),
     Reader("zip", _zips, _read_zip, 600),
     Reader("tokenizer", _tokenizers, _read_tokenizer, 800),

@@ -113,6 +113,8 @@ class Registry:
         """The class behind a name; imports its module if necessary."""
         if name not in self._loaded:
             entries = self.entries()
+            if name not in entries and self is datasets and name.lower().endswith((".csv", ".csv.gz", ".tsv")):
+                raise FedveilError(f"unknown data set '{name}': a table of your own is csv:path={name},target=COLUMN")
             if name not in entries and self is datasets and "/" in name:
                 raise FedveilError(f"unknown data set '{name}': pictures of your own are image-folder:path={name}")
             if name not in entries:

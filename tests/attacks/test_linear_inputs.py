@@ -6,6 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedveil.attacks.linear_inputs import (
+    Valid,
+    lone_differences,
     lone_rows,
     outside,
     recover_inputs,
@@ -16,7 +18,7 @@ from fedveil.attacks.linear_inputs import (
 )
 
 ROUNDING = 1e-13
-BOX = (torch.zeros(40).double(), torch.ones(40).double())
+BOX = Valid(torch.zeros(40).double(), torch.ones(40).double())
 
 
 def made(seed, batch, units=96, active=0.5):
@@ -131,11 +133,31 @@ def test_rows_of_one_active_example_show_it():
 
 
 def test_outside_is_measured_in_parts_of_the_range():
-    low, high = torch.tensor([-1.0, 0.0]).double(), torch.tensor([1.0, 4.0]).double()
-    assert outside(torch.tensor([[0.0, 5.0]]).double(), (low, high)) == 0.25
-    assert outside(torch.tensor([[-2.0, 5.0]]).double(), (low, high), slack=0.5) == 0.25
-    assert outside(torch.tensor([[0.5, 3.0]]).double(), (low, high)) == 0
-    assert outside(torch.tensor([[torch.nan, 3.0]]).double(), (low, high)) == torch.inf
+    box = Valid(torch.tensor([-1.0, 0.0]).double(), torch.tensor([1.0, 4.0]).double())
+    assert outside(torch.tensor([[0.0, 5.0]]).double(), box) == 0.25
+    assert outside(torch.tensor([[-2.0, 5.0]]).double(), box, slack=0.5) == 0.25
+    assert outside(torch.tensor([[0.5, 3.0]]).double(), box) == 0
+    assert outside(torch.tensor([[torch.nan, 3.0]]).double(), box) == torch.inf
+
+
+def test_a_place_of_a_category_is_0_or_1():
+    ends = torch.zeros(2).double(), torch.ones(2).double()
+    half = torch.tensor([[0.5, 0.05]]).double()
+    assert outside(half, Valid(*ends)) == 0
+    assert outside(half, Valid(*ends, torch.tensor([True, True]))) == pytest.approx(0.4)
+    assert outside(half, Valid(*ends, torch.tensor([False, True]))) == 0
+
+
+def test_rows_that_differ_in_one_active_example_show_it():
+    """All effects have one profile, as under two classes: then differences of effects are sparser than these."""
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.rand(6, 40, generator=generator).double()
+    profile = torch.randn(200, generator=generator).double()
+    active = torch.rand(6, 200, generator=generator) < 0.7
+    sizes = torch.tensor([1.0, -0.8, 0.6, -0.5, 0.9, 0.7]).double()
+    rows = (sizes[:, None] * profile * active).T @ torch.cat([inputs, torch.ones(6, 1).double()], 1)
+    shown = lone_differences(rows, profile, BOX, generator)
+    assert torch.cdist(inputs, shown).amin(1).max() < 1e-8
 
 
 @pytest.mark.parametrize("batch", [1, 2, 3])

@@ -17,6 +17,7 @@ from fedveil.auditing.roles import Role, wording
 from fedveil.auditing.table import FIELDS, as_csv, as_html, as_text
 from fedveil.errors import FedveilError
 from fedveil.leakage.modalities import modality
+from fedveil.leakage.pictures import Pictures
 
 PICTURES = modality("pictures")
 
@@ -208,6 +209,6 @@ def test_a_frame_needs_pandas(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_who_takes_updates_as_they_are_is_not_called_defended_where_nobody_knows_of_a_defense() -> None:
-    assert wording(["naive", "noise-floor"])["naive"].title == "updates as they are"
+    assert wording(["naive", "noise-floor"], Pictures.words)["naive"].title == "updates as they are"
     for present in (["ceiling", "naive"], ["naive", "adaptive"]):
-        assert wording(present)["naive"].title == "defended, naive attacker"  # type: ignore[arg-type]
+        assert wording(present, Pictures.words)["naive"].title == "defended, naive attacker"  # type: ignore[arg-type]

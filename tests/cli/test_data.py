@@ -59,14 +59,15 @@ def test_check_reads_what_is_there(fedveil, tmp_path: Path) -> None:
     said = fedveil("data", "check", "--data-root", tmp_path)
     assert said.code == 0
     assert said.out.splitlines() == [
+        "breast-cancer: sound: 456 + 113 rows of 30 columns",
         "breastmnist: sound: 9 + 3 + 4 images, 1×28×28, not byte for byte the published files",
         "digits: sound: 1,437 + 360 images, 1×8×8",
     ]
     path.write_bytes(path.read_bytes()[:-100])
     said = fedveil("data", "check", "--data-root", tmp_path)
     assert said.code == 2
-    assert said.out.splitlines()[0].startswith(f"breastmnist: {path}: cut short or damaged")
-    assert said.err == "fedveil: 1 of 2 data sets cannot be used: breastmnist\n"
+    assert said.out.splitlines()[1].startswith(f"breastmnist: {path}: cut short or damaged")
+    assert said.err == "fedveil: 1 of 3 data sets cannot be used: breastmnist\n"
 
 
 def test_check_of_a_named_set_that_is_missing(fedveil, tmp_path: Path) -> None:

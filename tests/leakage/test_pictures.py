@@ -69,6 +69,9 @@ def scores(
     return kind.score(batches(found), true, [batches(each) for each in iterates])
 
 
+OF_ROWS = {"cells", "number_cells", "category_cells", "whole_rows"}
+
+
 def values(found: Tensor, original: Tensor, **more: Any) -> dict[str, Tensor]:
     return scores(found, original, **more).values
 
@@ -78,12 +81,12 @@ def test_all_metrics_in_one_call() -> None:
     iterates = images(3, 4, seed=3)
     got = values(found, original, kind=JUDGES, distractors=distractors, iterates=list(iterates))
     # The matching cost is the attack's, linking compares updates, and the rest needs a floor.
-    assert set(got) == set(METRICS) - {"attack_loss", LINKED, "rdlv"}
+    assert set(got) == set(METRICS) - {"attack_loss", LINKED, "rdlv"} - OF_ROWS
     assert all(value.shape == (4,) for value in got.values())
     # Shares are booleans, which is how an interval knows them.
     assert {name for name, value in got.items() if value.dtype == torch.bool} == {
-        name for name, metric in METRICS.items() if metric.share
-    } - {LINKED}
+        name for name, metric in METRICS.items() if metric.yes_or_no
+    } - {LINKED} - OF_ROWS
     x, y = (RGB.pixels(each) for each in (found, original))
     torch.testing.assert_close(got["mse"], metrics.mse(found, original))
     torch.testing.assert_close(got["psnr"], metrics.psnr(found, original, RGB.std))

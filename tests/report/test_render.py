@@ -14,8 +14,9 @@ import pytest
 
 from fedveil.attacks.threat import ThreatModel
 from fedveil.auditing.result import TOGETHER, AuxiliaryData, Images, Result, Warned, load_result, save_result
-from fedveil.auditing.roles import ROLES
+from fedveil.auditing.roles import ROLES, wording
 from fedveil.errors import FedveilError
+from fedveil.leakage.pictures import Pictures
 from fedveil.report import formatting, render, write_report
 from fedveil.report.grid import grid
 from fedveil.report.pictures import LARGEST_SIDE, data_uri
@@ -231,7 +232,7 @@ def test_every_number_of_the_table_has_its_interval() -> None:
 
 def test_rows_go_from_no_defense_to_the_perturbed_input(whole: Page) -> None:
     table = whole.text[whole.text.index("Who reconstructs") : whole.text.index("How to read the rows")]
-    places = [table.index(words.who) for words in ROLES.values()]
+    places = [table.index(words.who) for words in wording(ROLES, Pictures.words).values()]
     assert places == sorted(places)
 
 

@@ -15,7 +15,17 @@ from torch.func import functional_call
 from fedveil.attacks.base import Attack, Work
 from fedveil.attacks.finding import Reconstruction
 from fedveil.attacks.labels import last_linear, whole_counts
-from fedveil.attacks.linear_inputs import SLACK, Span, lone_rows, outside, recover_inputs, span_of, trusted_rows
+from fedveil.attacks.linear_inputs import (
+    SLACK,
+    Span,
+    Valid,
+    lone_differences,
+    lone_rows,
+    outside,
+    recover_inputs,
+    span_of,
+    trusted_rows,
+)
 from fedveil.attacks.problem import Problem
 from fedveil.attacks.scene import Public, Scene
 from fedveil.attacks.single_targets import check_readable, single_targets
@@ -29,6 +39,7 @@ UNSTEADY = 2  # units whose input is so near to zero that rounding may switch th
 ALIKE = 0.25  # two solutions that differ by less, in parts of their norm, are one input
 FINEST = 1e-13  # relative noise that the solution itself adds in double precision
 MOST_ROWS = 128  # rows that are tried as inputs themselves
+PROBES = 64  # inputs by which it is seen whether all examples act on the layer alike
 
 
 @attacks.register("analytic")
@@ -40,8 +51,9 @@ class Analytic(Attack):
         "Phong et al., Privacy-Preserving Deep Learning via Additively Homomorphic Encryption, 2018 (single examples); "
         "Dimitrov et al., SPEAR: Exact Gradient Inversion of Batches in Federated Learning, 2024 (batches)"
     )
+    modalities = ("pictures", "records")
     question = "reconstruct"
-    revision = 1
+    revision = 2
     tries: Count = 2**16  # sets of gradient rows to invert at most, in the search for the inputs of one batch
 
     def check_model(self, model: nn.Module, layout: Layout) -> None:
@@ -190,6 +202,24 @@ class Replay:
             handle.remove()
         return found
 
+    def profile(self, label: Tensor, probes: Tensor) -> Tensor | None:
+        """What the bias's gradient of every example is a multiple of, on the units that it activates: (n,).
+
+        None where examples differ in more, as with more than two classes, or where a unit is never active.
+
+        label: any one (1,). probes: inputs (K, d).
+        """
+        effects = torch.cat([self.effects(probe, label) for probe in probes])  # (K, n)
+        active = effects != 0
+        first = int(active.sum(1).argmax())
+        found = torch.where(active[first], effects[first], torch.nan)
+        for _ in range(2):
+            sizes = (effects / found).masked_fill(~active, torch.nan).nanmedian(1).values
+            found = (effects / sizes[:, None]).masked_fill(~active, torch.nan).nanmedian(0).values
+        off = (effects - sizes[:, None] * found).abs().masked_fill(~active, 0.0)
+        alike = bool((off <= REPRODUCED * (sizes[:, None] * found).abs()).masked_fill(~active, True).all())
+        return found if alike and bool(torch.isfinite(found).all()) else None
+
     def misfits(self, inputs: Tensor, targets: Tensor, basis: Tensor) -> Tensor:
         """For inputs (K, d) with each target, the share of the bias's gradient outside of a basis (n, r): (K, P).
 
@@ -233,9 +263,10 @@ class _Solver:
         inputs = torch.cat([sure, guesses, mixture.expand(size, -1)])[:size]
         reproduced = torch.arange(size, device=rows.device) < len(sure)
         misfits = self.replay.misfits(inputs, options, basis)
-        low, high = self._box() or (inputs.new_tensor(-torch.inf), inputs.new_tensor(torch.inf))
+        layout, box = self.scene.public.layout, self._box()
+        valid = inputs if box is None else inputs.clamp(box.low, box.high)
         return Solution(
-            inputs=inputs.clamp(low, high).reshape(size, *self.scene.public.layout.shape),
+            inputs=layout.settled(valid.reshape(size, *layout.shape)),
             labels=self._labels(inputs, reproduced, misfits, target) if labels is None else _matched(misfits, labels),
             reproduced=reproduced,
             cost=unexplained(rows, sure),
@@ -249,11 +280,21 @@ class _Solver:
         candidates, rest = found.inputs, found.inputs[misfits >= REPRODUCED]
         if len(rest) and span.rank > 1:  # some rows may still show an input each
             shown = lone_rows(rows, box)[:MOST_ROWS]
+            profile = self._profile(rows)
+            if profile is not None:
+                shown = torch.cat([shown, lone_differences(rows, profile, box, self.generator)])
             candidates, misfits = torch.cat([candidates, shown]), torch.cat([misfits, misfit(shown)])
             valid = [found.complete and outside(example, box) < SLACK for example in rest]
             rest = rest[torch.tensor(valid, dtype=torch.bool, device=rest.device)]
         best_first = misfits.argsort(stable=True)[: int((misfits < REPRODUCED).sum())]
         return _distinct(candidates[best_first])[: span.rank], rest
+
+    def _profile(self, rows: Tensor) -> Tensor | None:
+        """That of a model of two classes, as `Replay.profile` sees it at random inputs."""
+        if self.scene.public.classes != 2:
+            return None
+        probes = torch.randn(PROBES, rows.shape[1] - 1, generator=torch.Generator().manual_seed(0), dtype=rows.dtype)
+        return self.replay.profile(torch.zeros(1, dtype=torch.int64, device=rows.device), probes.to(rows.device))
 
     def _repeated(self, rows: Tensor, inputs: Tensor, options: Tensor, basis: Tensor) -> Tensor:
         """Inputs as often as they are in the batch, told by how strong each one's part of the update is."""
@@ -287,12 +328,17 @@ class _Solver:
         layer = public.model.get_submodule(last_linear(public.model, public.classes))
         return torch.arange(int(layer.out_features))  # type: ignore[arg-type]
 
-    def _box(self) -> tuple[Tensor, Tensor] | None:
+    def _box(self) -> Valid | None:
         layout = self.scene.public.layout
         if layout.box is None:
             return None
         low, high = (bound.double().expand(layout.shape).flatten() for bound in layout.box)
-        return low, high
+        if layout.columns is None:
+            return Valid(low, high)
+        whole = torch.zeros_like(low, dtype=torch.bool)
+        for start, stop in layout.columns.blocks:
+            whole[start:stop] = True
+        return Valid(low, high, whole)
 
 
 def unexplained(rows: Tensor, inputs: Tensor) -> float:

@@ -19,6 +19,7 @@ class DLG(GradientMatching):
     """
 
     paper = "Zhu, Liu, Han, Deep Leakage from Gradients, NeurIPS 2019"
+    modalities = ("pictures", "records")
     steps: Count = 300  # outer steps of L-BFGS, each of 20 inner ones
     lr: Positive = 1.0  # length of a step of L-BFGS
     restarts: Count = 1  # tries; the one with the lowest final cost wins

@@ -15,6 +15,7 @@ class IDLG(GradientMatching):
     """DLG with the label of a single example read off the last layer's gradient. For batches of one."""
 
     paper = "Zhao, Mopuri, Bilen, iDLG: Improved Deep Leakage from Gradients, 2020"
+    modalities = ("pictures", "records")
     steps: Count = 300  # outer steps of L-BFGS, each of 20 inner ones
     lr: Positive = 1.0  # length of a step of L-BFGS
     restarts: Count = 1  # tries; the one with the lowest final cost wins

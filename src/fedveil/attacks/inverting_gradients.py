@@ -32,6 +32,7 @@ class InvertingGradients(GradientMatching):
     """
 
     paper = "Geiping, Bauermeister, Dröge, Moeller, Inverting Gradients, NeurIPS 2020"
+    modalities = ("pictures", "records")
     steps: Count = 1600  # steps of Adam
     lr: Positive = 0.1  # Adam's rate at the start
     total_variation: NonNegative = 1e-5  # α in the paper: weight of the prior that favors smooth pictures

@@ -62,6 +62,7 @@ class LearnedLinear(Attack):
     """
 
     paper = "a linear form of Wu et al., Learning to Invert: Simple Adaptive Attacks for Gradient Inversion, UAI 2023"
+    modalities = ("pictures", "records")
     question = "reconstruct"
     revision = 2
     most: Count = 1400  # auxiliary batches to learn from for one set of labels
@@ -128,6 +129,7 @@ class LearnedLinear(Attack):
         if scene.public.layout.box is not None:
             low, high = (bound.to(inputs) for bound in scene.public.layout.box)
             inputs = inputs.clamp(low, high)
+        inputs = scene.public.layout.settled(inputs)
         cost = torch.full((scene.count,), torch.nan).to(inputs)
         return Reconstruction(inputs, labels, cost, time.perf_counter() - begun)
 

@@ -8,12 +8,17 @@ column space the sparsest ones are the δ_b, and their dual basis holds the inpu
 The sparsest directions are found as in decoding: invert r random rows of the rank-r factor; each column of the
 inverse is a direction that vanishes on r − 1 of them. Keep those that vanish on many more rows, fit each anew on all
 rows where it vanishes, and stop when r independent ones give inputs within the valid range.
+
+Where a loss of two classes follows one hidden layer, all δ_b agree but for their size on the units that both activate,
+and mixtures can be sparser than they are. But there something simpler helps: divided by that common profile, two rows
+that the same examples activate, but for one, differ by a multiple of that one input.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,6 +33,10 @@ ROUNDING = 1e-3  # how far they may for rounding alone
 PREFERENCE = 0.7  # how much sets of rows prefer those that few known examples activate, or many
 SPARSE_FIT = 30.0  # how much less sure rows with few trusted entries are than those entries
 SWEEPS = 60  # rounds of the robust fit
+WHOLE = 0.1  # how far a place that holds 0 or 1 may be off both
+MOST_VALUES = 2**24  # of the differences of rows
+MOST_GROUPS = 256  # inputs that pairs of rows agree on
+GRID = 0.02  # two inputs are the same where no value differs by more, in parts of the range
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,12 +85,18 @@ def span_of(rows: Tensor, most: int, noise: float) -> Span:
     return Span(left, v[:rank], spread)
 
 
-def recover_inputs(
-    span: Span, box: tuple[Tensor, Tensor] | None, tries: int, generator: torch.Generator
-) -> LinearInputs:
+class Valid(NamedTuple):
+    """What inputs may be: the valid range, (d,) each, and which places hold 0 or 1 alone, as those of categories."""
+
+    low: Tensor
+    high: Tensor
+    whole: Tensor | None = None
+
+
+def recover_inputs(span: Span, box: Valid | None, tries: int, generator: torch.Generator) -> LinearInputs:
     """The inputs behind a span. Of a span of several inputs without sparse directions, mixtures of them.
 
-    box: the valid range, each of shape (d,). tries: at most so many sets of rows are inverted.
+    tries: at most so many sets of rows are inverted.
     """
     if span.rank == 1:
         return _inputs(span, torch.ones_like(span.left[:1, :1]), complete=True)
@@ -97,19 +112,50 @@ def recover_inputs(
     return _inputs(span, found, complete=True)
 
 
-def outside(inputs: Tensor, box: tuple[Tensor, Tensor] | None, slack: Tensor | float = 0.0) -> float:
+def outside(inputs: Tensor, box: Valid | None, slack: Tensor | float = 0.0) -> float:
     """How far inputs lie outside the valid range and some slack at most, in parts of the range."""
+    return float(_beyond(inputs, box, slack).amax().clamp_min(0)) if len(inputs) else 0.0
+
+
+def _beyond(inputs: Tensor, box: Valid | None, slack: Tensor | float = 0.0) -> Tensor:
+    """How far every value lies outside. A place that holds 0 or 1 alone is outside where it is clearly neither."""
     if box is None:
-        return 0.0
-    beyond = (torch.maximum(box[0] - inputs, inputs - box[1]) - slack) / (box[1] - box[0]).clamp_min(1e-300)
-    return float(torch.nan_to_num(beyond, nan=torch.inf).amax().clamp_min(0))
+        return torch.zeros_like(inputs)
+    beyond = (torch.maximum(box.low - inputs, inputs - box.high) - slack) / (box.high - box.low).clamp_min(1e-300)
+    if box.whole is not None:
+        between = (inputs - inputs.round()).abs() - slack - WHOLE
+        beyond = torch.where(box.whole, torch.maximum(beyond, between), beyond)
+    return torch.nan_to_num(beyond, nan=torch.inf)
 
 
-def lone_rows(rows: Tensor, box: tuple[Tensor, Tensor] | None) -> Tensor:
+def lone_rows(rows: Tensor, box: Valid | None) -> Tensor:
     """What would be the input of every row if one example alone were active in it; those within the valid range."""
     inputs = rows[:, :-1] / rows[:, -1:]
-    valid = [example for example in inputs if torch.isfinite(example).all() and outside(example, box) < SLACK]
-    return torch.stack(valid) if valid else inputs[:0]
+    return inputs[torch.isfinite(inputs).all(1) & (_beyond(inputs, box).amax(1) < SLACK)]
+
+
+def lone_differences(rows: Tensor, profile: Tensor, box: Valid | None, generator: torch.Generator) -> Tensor:
+    """What would be the input if two rows differed in one active example alone, for pairs of rows (n, m).
+
+    Those within the valid range that several pairs agree on, those that most agree on first. Of more pairs than there
+    is room for, some are drawn.
+
+    profile: what the vectors δ are multiples of wherever they do not vanish, (n,).
+    """
+    scaled = (rows / profile[:, None])[rows.any(1)]
+    pairs = torch.combinations(torch.arange(len(scaled)))
+    room = max(1, MOST_VALUES // rows.shape[1])
+    if len(pairs) > room:
+        pairs = pairs[torch.randperm(len(pairs), generator=generator)[:room]]
+    apart = scaled[pairs[:, 0]] - scaled[pairs[:, 1]]
+    inputs = apart[:, :-1] / apart[:, -1:]
+    inputs = inputs[torch.isfinite(inputs).all(1) & (_beyond(inputs, box).amax(1) < SLACK)]
+    size = inputs.std(0) if box is None else box.high - box.low
+    grid = (inputs / (GRID * size)).round()
+    _, groups, counts = torch.unique(grid, dim=0, return_inverse=True, return_counts=True)
+    often = counts.argsort(descending=True, stable=True)[: int((counts > 1).sum())]
+    members = (inputs[groups == group].median(0).values for group in often[:MOST_GROUPS])
+    return torch.stack(list(members)) if len(often) else inputs[:0]
 
 
 def _inputs(span: Span, directions: Tensor, complete: bool) -> LinearInputs:

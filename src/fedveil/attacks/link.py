@@ -38,6 +38,7 @@ class LinkTest(Attack):
     """
 
     question: ClassVar[Question] = "link"
+    modalities: ClassVar[tuple[str, ...]] = ()  # it compares updates
     needs: ClassVar[frozenset[str]] = frozenset({"candidates"})
     revision: ClassVar[int] = 1
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from fedveil.attacks.base import Attack, Work
+from fedveil.attacks.cells import fitting
 from fedveil.attacks.finding import Reconstruction
 from fedveil.attacks.informed import Tries, Try, chosen, tries_of
 from fedveil.attacks.matcher import match
@@ -78,7 +79,8 @@ class GradientMatching(Attack):
         tries = self._tries(scene, Problem.of(scene, fitted))
         counter = Counter(scene.bench.report, sum(self._steps(each, scene) for each in tries.all))
         found = [match(each.problem, each.recipe, scene.bench, counter) for each in tries.all]
-        return chosen(scene, tries, found)
+        layout = scene.public.layout
+        return chosen(scene, tries, [replace(each, inputs=layout.settled(each.inputs)) for each in found])
 
     def estimate(self, scene: Scene) -> Work:
         """The steps of all tries and chunks, and what they take uncompiled."""
@@ -89,7 +91,9 @@ class GradientMatching(Attack):
         return Work(sum(self._steps(each, scene) for each in tries), seconds)
 
     def _tries(self, scene: Scene, problem: Problem) -> Tries:
-        return tries_of(scene, problem, self.checked_recipe(), self.under_noise(), self.besides())
+        layout = scene.public.layout
+        stronger, besides = ([fitting(each, layout) for each in some] for some in (self.under_noise(), self.besides()))
+        return tries_of(scene, problem, fitting(self.checked_recipe(), layout), stronger, besides)
 
     def _steps(self, each: Try, scene: Scene) -> int:
         return steps_in_all(each.problem, each.recipe, scene.bench.chunk)

@@ -15,7 +15,7 @@ _ADDED: dict[Role, ThreatModel] = {
     "naive": ThreatModel(),
     "adaptive": ThreatModel(knows=("the defense",)),
     "noise-floor": ThreatModel(has=("no update",)),
-    "mean-floor": ThreatModel(has=("no update", "the mean training image")),
+    "mean-floor": ThreatModel(has=("no update", "the mean of the training data")),
     "bound": ThreatModel(has=("the perturbed input",)),
 }
 _ADDED_OF_MODEL: dict[Role, ThreatModel] = {

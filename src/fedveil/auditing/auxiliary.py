@@ -15,6 +15,7 @@ from torch import Tensor
 from fedveil.auditing.result import AuxiliaryData
 from fedveil.auditing.settings import HELD_OUT, NONE, AuditSettings
 from fedveil.errors import FedveilError
+from fedveil.leakage.modalities import modality_of
 from fedveil.registry import datasets
 from fedveil.tasks.arrays import as_labels, as_tensors
 from fedveil.tasks.datasets.base import DataSet, LoadedData
@@ -47,7 +48,7 @@ class Auxiliary:
         return fingerprint(
             (f"{place} {name}", tensor)
             for place, (inputs, labels) in enumerate(self.examples.batches(AT_ONCE))
-            for name, tensor in (("x", _pictures(inputs)), ("y", labels))
+            for name, tensor in (("x", _tensor(inputs)), ("y", labels))
         )
 
     @property
@@ -73,12 +74,9 @@ class Auxiliary:
             source=self.source, part=self.part, used=len(self.examples), dropped=self.dropped, left=self.left
         )
 
-    def without(self, others: Iterable[Examples], normalization: Normalization | None) -> Self:
-        """The same without copies of other examples, whatever their labels are.
-
-        normalization: of all of them, by which their pixels are known.
-        """
-        kept = places_apart(self.examples, others, normalization)
+    def without(self, others: Iterable[Examples], task: Task) -> Self:
+        """The same without copies of other examples of a task, whatever their labels are."""
+        kept = places_apart(self.examples, others, task)
         dropped = len(self.examples) - len(kept)
         return replace(self, examples=self.examples.subset(kept), dropped=self.dropped + dropped)
 
@@ -91,23 +89,31 @@ class Auxiliary:
         return replace(self, examples=self.examples.subset(chosen), left=there - count)
 
 
-def places_apart(examples: Examples, others: Iterable[Examples], normalization: Normalization | None) -> list[int]:
-    """Where those of the examples are that are no copies of others, whatever their labels are."""
-    known = {mark for each in others for mark in _marks(each, normalization)}
-    return [place for place, mark in enumerate(_marks(examples, normalization)) if mark not in known]
+def places_apart(examples: Examples, others: Iterable[Examples], task: Task) -> list[int]:
+    """Where those of a task's examples are that are no copies of others, whatever their labels are."""
+    known = {mark for each in others for mark in _marks(each, task)}
+    return [place for place, mark in enumerate(_marks(examples, task)) if mark not in known]
 
 
-def _pictures(inputs: Inputs) -> Tensor:
+def _tensor(inputs: Inputs) -> Tensor:
     assert isinstance(inputs, Tensor)  # an audit refuses all others
     return inputs
 
 
-def _marks(examples: Examples, normalization: Normalization | None) -> Iterator[bytes]:
-    """A short hash of every picture, to eight bits a pixel: one read as bytes equals the same read as numbers."""
+def _marks(examples: Examples, task: Task) -> Iterator[bytes]:
+    """A short hash of every example, to what it was before it was standardized in single precision.
+
+    Of pictures that is eight bits a pixel: one read as bytes equals the same read as numbers. Of rows it is a
+    ten-thousandth of a column's deviation.
+    """
     for inputs, _ in examples.batches(AT_ONCE):
-        values = _pictures(inputs).float()
-        pixels = values if normalization is None else normalization.pixels(values)
-        for row in (pixels * 255).round().clamp(0, 255).to(torch.uint8).flatten(1).numpy():
+        values = _tensor(inputs).float()
+        if task.columns is not None:
+            rough = (values * 1e4).round().to(torch.int64)
+        else:
+            pixels = values if task.normalization is None else task.normalization.pixels(values)
+            rough = (pixels * 255).round().clamp(0, 255).to(torch.uint8)
+        for row in rough.flatten(1).numpy():
             yield hashlib.blake2b(row.tobytes(), digest_size=16).digest()
 
 
@@ -129,9 +135,11 @@ class AuxiliarySource:
 
     def read(self, task: Task) -> Auxiliary | None:
         """What is named, checked; None where nothing is, or where it is held out."""
-        if self.own is not None:
-            return _own(self.own, task)
-        return None if self.settings.auxiliary in (HELD_OUT, NONE) else _named(self.settings.auxiliary, task, self.root)
+        if self.own is None and self.settings.auxiliary in (HELD_OUT, NONE):
+            return None
+        if task.columns is not None:
+            raise FedveilError(f"auxiliary data: of a table attackers learn from '{HELD_OUT}' rows, or from '{NONE}'")
+        return _named(self.settings.auxiliary, task, self.root) if self.own is None else _own(self.own, task)
 
     def chosen(
         self, found: Auxiliary | None, held_out: Examples | None, task: Task, others: Iterable[Examples]
@@ -141,10 +149,10 @@ class AuxiliarySource:
         others: whatever attackers must not have.
         """
         if found is None and held_out is not None:
-            found = Auxiliary(held_out, task.name, "held-out test images")
+            found = Auxiliary(held_out, task.name, f"held-out test {modality_of(task).words.many}")
         if found is None:
             return None
-        found = found.without(others, task.normalization)
+        found = found.without(others, task)
         if len(found.examples):
             return found.at_most(self.settings.auxiliary_most)
         if self.held_out:
@@ -166,7 +174,7 @@ def _named(name: str, task: Task, root: Path | None) -> Auxiliary:
     source: DataSet = datasets.parse(name)
     loaded = source.load(root)
     if not isinstance(loaded, LoadedData):
-        raise FedveilError(f"auxiliary data: {name} is text, and the task is of images")
+        raise FedveilError(f"auxiliary data: {name} holds no images, and the task is of images")
     if loaded.shape != task.shape:
         raise FedveilError(f"auxiliary data: {name} has images of shape {loaded.shape}, the task of {task.shape}")
     classes = len(task.label_names)

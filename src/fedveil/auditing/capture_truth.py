@@ -123,7 +123,7 @@ def _named(name: str, known: Attackable, loss: Loss, data_root: Path | None) -> 
     source: DataSet = datasets.parse(name)
     loaded = source.load(data_root)
     if not isinstance(loaded, LoadedData):
-        raise FedveilError(f"{name} is text: images are told from other images")
+        raise FedveilError(f"{name} holds no images: images are told from other images")
     if loaded.shape != known.shape:
         raise FedveilError(f"{name} has images of shape {loaded.shape}, the captures of {known.shape}")
     parts = read_split("own").divide(replace(loaded, normalization=known.normalization), 0)

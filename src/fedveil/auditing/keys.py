@@ -127,7 +127,9 @@ def of_public(public: Public, row: Mapping[str, Tensor], batch_size: int) -> dic
 def of_layout(public: Public) -> dict[str, Any]:
     """What is known of inputs and labels, whatever the model is."""
     box = dict(zip(("low", "high"), public.layout.box or (), strict=False))
-    return {"layout": [public.layout.modality, public.layout.shape, of_tensors(box)], "classes": public.classes}
+    said = [public.layout.modality, public.layout.shape, of_tensors(box)]
+    columns = [] if public.layout.columns is None else [public.layout.columns.described()]
+    return {"layout": [*said, *columns], "classes": public.classes}
 
 
 def of_scene(scene: Scene) -> dict[str, Any]:

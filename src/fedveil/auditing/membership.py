@@ -60,7 +60,7 @@ def outsiders(shop: Workshop) -> Given:
     task, settings, held_out = shop.task, shop.experiment.audit, shop.held_out
     taken = settings.victims * settings.batch_size if settings.source == "test" else 0
     others = [task.train, task.test.subset(range(taken))]
-    apart = torch.tensor(places_apart(held_out.judged, others, task.normalization), dtype=torch.int64)
+    apart = torch.tensor(places_apart(held_out.judged, others, task), dtype=torch.int64)
     if not len(apart):
         raise FedveilError(
             "whoever tells members from others needs held-out examples that are no members: there are none"

@@ -36,7 +36,7 @@ def check_experiment(experiment: Experiment, task: Task, modality: Modality) -> 
 def check_settings(settings: AuditSettings, chain: Chain) -> None:
     """Refuse settings under which nothing could be judged, whoever made the updates."""
     if settings.candidates < 2:
-        raise FedveilError("an image cannot be told from others with 1 candidate: use at least 2 (candidates)")
+        raise FedveilError("nothing can be told from others with 1 candidate: use at least 2 (candidates)")
     if settings.attackers == "adaptive" and chain.defenses and not chain.states_knowledge:
         raise FedveilError(
             f"{chain} does not say what an attacker who knows it would do: give its class `knowledge`, or attack with "

@@ -245,6 +245,21 @@ class Provenance(Document):
     seconds: float
 
 
+class TableColumn(Document):
+    """A column of a table that was attacked."""
+
+    name: str
+    categories: list[str] = []  # empty: it holds numbers
+    std: float = 1.0
+
+
+class TableLegend(Document):
+    """What the cells of attacked rows mean: see `Records.legend`."""
+
+    columns: list[TableColumn]
+    tolerance: float  # standard deviations within which a number counts as recovered
+
+
 class Result(Document):
     """The whole finding. Images are kept apart, see `Images`."""
 
@@ -254,6 +269,7 @@ class Result(Document):
     model: str
     protocol: str  # "FedSGD, 4 clients, batch 8"
     attacked: str = ""  # "16 updates of one image each, at the untrained model"
+    table: TableLegend | None = None  # where rows of a table were attacked
     label_names: list[str] = []  # of the classes, where they have names
     holdings: ClientLabels | None = None  # who holds what; None in results of versions that did not keep it
     defense: DefenseCard
@@ -300,7 +316,10 @@ def gets(row: Row, kind: Modality) -> tuple[float, float]:
 
 
 class Images:
-    """The originals and reconstructions of a result: float arrays in [0, 1], shape (images, channels, h, w)."""
+    """The originals and reconstructions of a result: pictures (images, channels, h, w) of floats in [0, 1].
+
+    Of a table, cells (rows, columns): numbers, and the place of each category in its column's list.
+    """
 
     def __init__(self, originals: NDArray[np.float32], labels: NDArray[Any]) -> None:
         self.originals = originals

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Literal
+
+from fedveil.leakage.modality import Words
 
 # "bound" is the perturbed input, though it bounds nothing: who replays the defense can come nearer to the original.
 Role = Literal["ceiling", "naive", "adaptive", "noise-floor", "mean-floor", "bound"]
@@ -23,7 +25,7 @@ class RoleWords:
     note: str  # what it means, for those who meet it for the first time
 
 
-# In the order in which tables list them.
+# In the order in which tables list them. What is in braces depends on the kind of data: see `wording`.
 ROLES: dict[Role, RoleWords] = {
     "ceiling": RoleWords(
         kind="ceiling",
@@ -59,11 +61,11 @@ ROLES: dict[Role, RoleWords] = {
     ),
     "mean-floor": RoleWords(
         kind="floor",
-        title="floor: the mean image",
-        who="Floor: the mean training image",
+        title="floor: the {mean}",
+        who="Floor: the {mean} of the training data",
         plain="A guess without the update",
-        label="mean image",
-        note="no attack at all: always guess the average image",
+        label="{mean}",
+        note="no attack at all: always guess the {mean}",
     ),
     "bound": RoleWords(
         kind="input",
@@ -87,9 +89,18 @@ _AS_THEY_ARE = RoleWords(
 )
 
 
-def wording(present: Iterable[Role]) -> Mapping[Role, RoleWords]:
-    """The words for the roles of one result."""
-    return ROLES if {"ceiling", "adaptive"} & set(present) else {**ROLES, "naive": _AS_THEY_ARE}
+def wording(present: Iterable[Role], data: Words) -> Mapping[Role, RoleWords]:
+    """The words for the roles of one result.
+
+    data: what the data are called.
+
+    >>> from fedveil.leakage.pictures import Pictures
+    >>> wording(["ceiling"], Pictures.words)["mean-floor"].label
+    'mean image'
+    """
+    found = dict(ROLES) if {"ceiling", "adaptive"} & set(present) else {**ROLES, "naive": _AS_THEY_ARE}
+    told = {part: text.format(mean=data.mean) for part, text in asdict(ROLES["mean-floor"]).items()}
+    return found | {"mean-floor": RoleWords(**told)}
 
 
 ATTACKERS: tuple[Role, ...] = tuple(role for role, words in ROLES.items() if words.kind == "attacker")

@@ -188,6 +188,8 @@ def describe(shop: Workshop, evidence: Evidence, verdict: Verdict, promised: Sta
             federation.protocol, len(task.clients), federation.batch_size, federation.local_epochs
         ),
         "attacked": _attacked(shop),
+        "modality": shop.modality.name,
+        "table": shop.modality.legend(),
         "label_names": list(task.label_names),
         "holdings": client_labels(task),
         "defense": defense_card(shop.chain, promised, some.undefended.gradient, some.defended.gradient, moved),
@@ -228,4 +230,5 @@ def _situation(shop: Workshop) -> Situation:
         step_order=settings.step_order if local and settings.batch_size > federation.batch_size else None,
         trained_in=None if local else federation.batch_size,
         views=settings.views,
+        columns=0 if shop.task.columns is None else len(shop.task.columns),
     )

@@ -247,7 +247,7 @@ def make_row(
     values = {name: _finite(name, value) for name, value in values.items()}
     values = {name: v for name, v in values.items() if len(v) and (name != "diverged" or bool(v.any()))}
     metrics = {
-        name: estimate(bootstrap(value.numpy(), groups=groups, share=METRICS[name].share))
+        name: estimate(bootstrap(value.numpy(), groups=groups, share=METRICS[name].yes_or_no))
         for name, value in values.items()
     }
     listed = {name: [float(v) for v in value] for name, value in values.items()}

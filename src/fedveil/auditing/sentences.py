@@ -31,7 +31,7 @@ def asked(question: Question, words: Words) -> str:
     """A question as the reader reads it."""
     return {
         "reconstruct": f"Can {words.rebuilt} be rebuilt from an update?",
-        "link": "Can an update be linked to a known record?",
+        "link": f"Can an update be linked to a known {words.one}?",
         "member": "Can it be told whether a record was used?",
     }[question]
 

@@ -7,7 +7,8 @@ from typing import Literal
 from pydantic import field_validator
 
 from fedveil.errors import FedveilError
-from fedveil.fields import Count, NonNegative, Probability, declared
+from fedveil.fields import Count, NonNegative, Positive, Probability, declared
+from fedveil.leakage.records import TOLERANCE
 from fedveil.registry import datasets
 from fedveil.tasks.own_files import Reference, is_reference
 
@@ -43,6 +44,9 @@ class AuditSettings:
     candidates: Count = 100  # the original and its distractors, from which an attacker picks
     reference: Literal["trained", "none"] = "trained"  # compare by a classifier of the task's own data, too
     lpips: Literal["none", "alex", "vgg"] = "none"  # needs weight files, see `fedveil.leakage.lpips`
+    tolerance: Positive = (
+        TOLERANCE  # of numbers in a table, in standard deviations of their column: within it, recovered
+    )
     exposed_above: Probability = 0.5  # "exposed" where the whole interval of the share picked lies above this
     smallest_gain: NonNegative = 0.0  # by how much that share must beat the floor's to count as a leak
     rule_out: Probability = 0.25  # "no leakage found" only where a share this much above the floor's is ruled out
@@ -66,4 +70,4 @@ class AuditSettings:
     @property
     def tools(self) -> dict[str, str]:
         """What examples are compared by, as a modality takes it."""
-        return {"reference": self.reference, "lpips": self.lpips}
+        return {"reference": self.reference, "lpips": self.lpips, "tolerance": str(self.tolerance)}

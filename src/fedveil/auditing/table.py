@@ -41,7 +41,7 @@ class Part:
 
 def parts(rows: Sequence[Row], modality: Modality) -> Iterator[Part]:
     """The rows question by question."""
-    words = wording(row.role for row in rows)
+    words = wording((row.role for row in rows), modality.words)
     shown = {"reconstruct": modality.shown, "link": (LINKED,), "member": tuple(CHANCE)}
     for question, names in shown.items():
         asked = [row for row in rows if row.question == question]

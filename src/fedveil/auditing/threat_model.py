@@ -156,6 +156,7 @@ class Situation:
     trained_in: int | None = None  # examples of the batches that clients send in training, one by one
     captured: str | None = None  # what was captured, in words; None in an audit, which makes its own updates
     views: int = 1  # messages about each batch, each protected anew
+    columns: int = 0  # of a table
     stated: bool = True  # whether it is known which defense there is, or that there is none
 
 
@@ -179,6 +180,15 @@ def assumptions(situation: Situation, attempted: Attempted) -> list[Assumption]:
         _knowledge(situation),
         _statistics(situation.model, attempted.statistics),
     ]
+    if situation.columns:
+        found.append(
+            Assumption(
+                switch="columns",
+                setting=f"{situation.columns} known",
+                words="The attacker knows the columns of the table: their names, the range, mean and deviation of "
+                "numbers, and the list of categories. No cell of any row is known.",
+            )
+        )
     if attempted.candidates is not None:
         found.append(
             Assumption(

@@ -22,7 +22,7 @@ from fedveil.federation.observers import Watch
 from fedveil.federation.plan import Plan
 from fedveil.federation.prepare import prepare
 from fedveil.federation.steps import Prepared
-from fedveil.leakage.modalities import modality
+from fedveil.leakage.modalities import modality_of
 from fedveil.leakage.modality import Modality
 from fedveil.ledger.statement import Statement, statement
 from fedveil.tasks.task import Task
@@ -47,7 +47,8 @@ class Workshop:
     @classmethod
     def open(cls, experiment: Experiment, store: Store, workers: Workers, watch: Watch) -> Self:
         """Check and prepare all that can be, before anything is trained or attacked."""
-        task, kind = experiment.build_task(), modality("pictures")
+        task = experiment.build_task()
+        kind = modality_of(task)
         check_experiment(experiment, task, kind)
         held_out, auxiliary = _held_out(experiment, task, kind)
         plan = Plan(task, Chain(), experiment.federation, experiment.seed)

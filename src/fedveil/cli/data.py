@@ -19,7 +19,12 @@ from fedveil.tasks.sources import SOURCES, Located, data_root, locate
 if TYPE_CHECKING:
     from fedveil.tasks.fetch import Progress
 
-WITHOUT_FILES = {"digits": "comes with scikit-learn", "image-folder": "your own pictures: image-folder:path=FOLDER"}
+EMBEDDED = ("breast-cancer", "digits")
+WITHOUT_FILES = {
+    **dict.fromkeys(EMBEDDED, "comes with scikit-learn"),
+    "csv": "your own table: csv:path=FILE.csv,target=COLUMN",
+    "image-folder": "your own pictures: image-folder:path=FOLDER",
+}
 
 app = typer.Typer(help="List, get and check data sets, and show how clients share them.")
 Root = Annotated[
@@ -145,11 +150,12 @@ def _partly(name: str, there: Located) -> str:
 
 
 def _readable(name: str, root: Path | None) -> bool:
-    return name == "digits" or (name in SOURCES and locate(SOURCES[name], root).complete)
+    return name in EMBEDDED or (name in SOURCES and locate(SOURCES[name], root).complete)
 
 
 def _checked(name: str, root: Path | None) -> str:
     """Read a whole set and describe what it holds."""
+    from fedveil.tasks.datasets.table import LoadedTable
     from fedveil.tasks.datasets.text import LoadedText
     from fedveil.tasks.fetch import matches
     from fedveil.tasks.image_files import ImageFiles
@@ -161,7 +167,11 @@ def _checked(name: str, root: Path | None) -> str:
                 part.images.read(index)
     counts = " + ".join(f"{len(part):,}" for part in data.parts.values())
     shape = "×".join(map(str, data.shape))
-    facts = [f"{counts} texts of up to {shape} tokens" if isinstance(data, LoadedText) else f"{counts} images, {shape}"]
+    facts = [f"{counts} images, {shape}"]
+    if isinstance(data, LoadedText):
+        facts = [f"{counts} texts of up to {shape} tokens"]
+    elif isinstance(data, LoadedTable):
+        facts = [f"{counts} rows of {len(data.columns)} columns"]
     if data.note:
         facts.append(data.note)
     source = SOURCES.get(name)

@@ -284,6 +284,15 @@ SETTINGS = (
     ),
     Setting("audit.lpips", "--lpips", "text", "none, alex or vgg; needs weight files.", AUDIT, "none", "audit"),
     Setting(
+        "audit.tolerance",
+        "--tolerance",
+        "number",
+        "Deviations of its column within which a number of a table counts as recovered.",
+        AUDIT,
+        "0.1",
+        "audit",
+    ),
+    Setting(
         "audit.exposed_above",
         "--exposed-above",
         "number",

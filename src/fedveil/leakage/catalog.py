@@ -26,11 +26,17 @@ class Metric:
     private: Literal["low", "high"]  # the values that mean more privacy
     digits: int  # after the decimal point, as printed
     words: str  # one or two sentences for a reader who meets it for the first time
+    within: bool = False  # each value is itself a share, of the parts of one example
 
     @property
     def share(self) -> bool:
-        """Whether each value is a yes or a no, so that the mean is a share."""
+        """Whether values are shares, printed in percent."""
         return self.unit == "%"
+
+    @property
+    def yes_or_no(self) -> bool:
+        """Whether each value is a yes or a no, so that the mean is a share."""
+        return self.share and not self.within
 
     @property
     def arrow(self) -> str:
@@ -69,8 +75,8 @@ METRICS: dict[str, Metric] = {
             unit="%",
             private="low",
             digits=0,
-            words="Share of the reconstructions whose nearest picture, among the original and held-out pictures, is "
-            "the original. Guessing gets one in as many as there are pictures.",
+            words="Share of the reconstructions whose nearest example, among the original and held-out ones, is the "
+            "original. Guessing gets one in as many as there are.",
         ),
         Metric(
             name="identified_features",
@@ -88,7 +94,43 @@ METRICS: dict[str, Metric] = {
             private="low",
             digits=0,
             words="Share of the updates whose original was picked among the candidates by comparing the update with "
-            "the one that each candidate would have caused; no picture is needed.",
+            "the one that each candidate would have caused; nothing has to be rebuilt.",
+        ),
+        Metric(
+            name="cells",
+            title="cells recovered",
+            unit="%",
+            private="low",
+            digits=0,
+            words="Share of the cells of a row that were recovered: categories exactly, numbers within a tolerance, by "
+            "default a tenth of their column's standard deviation.",
+            within=True,
+        ),
+        Metric(
+            name="number_cells",
+            title="numbers recovered",
+            unit="%",
+            private="low",
+            digits=0,
+            words="The same of the cells that hold numbers.",
+            within=True,
+        ),
+        Metric(
+            name="category_cells",
+            title="categories recovered",
+            unit="%",
+            private="low",
+            digits=0,
+            words="The same of the cells that hold categories. The most frequent one is often right without an update.",
+            within=True,
+        ),
+        Metric(
+            name="whole_rows",
+            title="whole rows",
+            unit="%",
+            private="low",
+            digits=0,
+            words="Share of the rows of which every cell was recovered.",
         ),
         Metric(
             name="member_auc",
@@ -122,8 +164,8 @@ METRICS: dict[str, Metric] = {
             unit="",
             private="high",
             digits=3,
-            words="Mean squared error in the model's normalized input space, as the papers report it. A constant mean "
-            "image scores about 1, so a value above 1 shows a failed attack, not a strong defense.",
+            words="Mean squared error in the model's normalized input space, as the papers report it. Always guessing "
+            "the mean scores about 1, so a value above 1 shows a failed attack, not a strong defense.",
         ),
         Metric(
             name="psnr",
@@ -228,8 +270,8 @@ METRICS: dict[str, Metric] = {
             unit="%",
             private="high",
             digits=0,
-            words="Share of the reconstructions that came back with infinite or undefined pixels or cost. Such pixels "
-            "are scored as gray. A high share speaks about the attack, not about the defense.",
+            words="Share of the reconstructions that came back with infinite or undefined values or cost. Such pixels "
+            "are scored as gray, such cells as the mean. A high share speaks about the attack, not about the defense.",
         ),
     )
 }

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from fedveil.errors import unknown_name
 from fedveil.leakage.modality import Modality
 from fedveil.leakage.pictures import Pictures
+from fedveil.leakage.records import Records
 
-MODALITIES: dict[str, Modality] = {each.name: each for each in (Pictures(),)}
+if TYPE_CHECKING:
+    from fedveil.tasks.task import Task
+
+MODALITIES: dict[str, Modality] = {each.name: each for each in (Pictures(), Records())}
 
 
 def modality(name: str) -> Modality:
@@ -14,3 +20,8 @@ def modality(name: str) -> Modality:
     if name not in MODALITIES:
         raise unknown_name("kind of data", name, MODALITIES)
     return MODALITIES[name]
+
+
+def modality_of(task: Task) -> Modality:
+    """The kind of data that a task has."""
+    return modality("pictures" if task.columns is None else "records")

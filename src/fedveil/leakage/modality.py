@@ -31,6 +31,7 @@ class Words:
     one: str  # "image"
     many: str  # "images"
     rebuilt: str  # what an attack rebuilds: "a picture"
+    mean: str  # what one can hand in without any update: "mean image"
     picked: str  # of one that the headline says yes to
     not_picked: str
 
@@ -103,6 +104,10 @@ class Modality(ABC):
 
         iterates: the same on the way there, (V, B, ...) each. They are read one at a time, in order.
         """
+
+    def legend(self) -> dict[str, Any] | None:
+        """What is needed to read the exhibits, beside what is in them; None: they show themselves."""
+        return None
 
     def relate(self, values: Mapping[str, Mapping[str, Tensor]], floors: Sequence[str]) -> dict[str, dict[str, Tensor]]:
         """The values of several roles with what only a comparison with the floors tells.

@@ -40,6 +40,7 @@ class Pictures(Modality):
         one="image",
         many="images",
         rebuilt="a picture",
+        mean="mean image",
         picked="identified",
         not_picked="not identified",
     )
@@ -65,8 +66,10 @@ class Pictures(Modality):
                 f"an audit scores images, and {task.name} has other inputs: fedveil train takes them, attacks do not"
             )
         if len(task.shape) != 3:
+            table = ": if they are rows of a table, name its columns (Task(..., columns=...))"
             raise FedveilError(
                 f"an audit scores images of shape (channels, height, width); these inputs are {task.shape}"
+                + (table if len(task.shape) == 1 else "")
             )
         if task.shape[0] not in (1, 3) and task.shape[2] in (1, 3):
             raise FedveilError(

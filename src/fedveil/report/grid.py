@@ -54,6 +54,8 @@ class Grid:
 def grid(result: Result, images: Images) -> Grid:
     """The pictures, those most leaked under the strongest attacker first."""
     kind = modality(result.modality)
+    if result.table is not None:  # see `rows`
+        return Grid([], [], 0, "", False, [], False)
     first = lead(result)
     if first is not None and first.attack == TOGETHER and not first.winners:  # of a version that did not keep them
         first = strongest(result, "reconstruct")
@@ -61,7 +63,7 @@ def grid(result: Result, images: Images) -> Grid:
     missing = []
     for role in shown_roles(result):
         row = beside(result, first, role)
-        shown = _exhibits(result, images, row, role)
+        shown = exhibits(result, images, row, role)
         if not shown:
             missing.append(words(result)[role].who.lower())
         else:
@@ -69,7 +71,7 @@ def grid(result: Result, images: Images) -> Grid:
     measured = {name for row in result.rows for name in row.values}
     near = next((name for name in kind.caption if name in measured), kind.caption[-1])
     total = max((len(shown) for _, shown in columns), default=0) if not len(images.originals) else 0
-    order = _worst_first(first, total or len(images.originals), (*kind.headline[:1], near))
+    order = worst_first(first, total or len(images.originals), (*kind.headline[:1], near))
     shape = _shape(images)
     most = most_images(shape, 1 + len(columns))
     cases = [
@@ -112,7 +114,7 @@ class Exhibit:
     attack: str = ""  # that made it, where there are several
 
 
-def _exhibits(result: Result, images: Images, row: Row | None, role: Role) -> list[Exhibit]:
+def exhibits(result: Result, images: Images, row: Row | None, role: Role) -> list[Exhibit]:
     """What a role made of every image: of several attacks, for each image that of the one that won."""
     if row is not None and row.winners:
         found = []
@@ -132,7 +134,9 @@ def _value(row: Row | None, name: str, index: int) -> float:
     return values[index] if index < len(values) else math.nan
 
 
-def _worst_first(row: Row | None, count: int, names: tuple[str, ...]) -> list[int]:
+def worst_first(row: Row | None, count: int, names: tuple[str, ...]) -> list[int]:
+    """The examples in their order, those first that a row gets most of by these metrics."""
+
     def key(index: int) -> list[float]:
         values = ((METRICS[name].private == "low", _value(row, name, index)) for name in names)
         return [math.inf if math.isnan(value) else -value if low else value for low, value in values]

@@ -17,13 +17,14 @@ from fedveil.leakage.modality import LINKED
 from fedveil.report import clients, members, view
 from fedveil.report.environment import environment
 from fedveil.report.grid import grid
+from fedveil.report.rows import rows
 from fedveil.report.summary import summary
 
 
 def render(result: Result, images: Images) -> str:
     """The report as one HTML document. All text of the result is escaped."""
-    _check(images)
-    shown, known = grid(result, images), len(images.originals) > 0
+    _check(result, images)
+    shown, known, kind = grid(result, images), len(images.originals) > 0, modality(result.modality)
     return (
         environment()
         .get_template("report.html")
@@ -32,6 +33,7 @@ def render(result: Result, images: Images) -> str:
             ROLES=view.words(result),
             summary=summary(result, shown),
             grid=shown,
+            rows=rows(result, images),
             table=view.table(result),
             cost_charts=view.cost_charts(result.cost),
             cost_rows=list(view.cost_rows(result.cost)),
@@ -41,10 +43,15 @@ def render(result: Result, images: Images) -> str:
             tellers_charts=members.drawn(result),
             member_metrics=members.metrics(),
             attacks=[
-                (run, view.attack_facts(run, known=known), view.attack_charts(run), view.on_the_way(run))
+                (
+                    run,
+                    view.attack_facts(run, known=known),
+                    view.attack_charts(run, kind.words),
+                    view.on_the_way(run, kind.words),
+                )
                 for run in result.attacks
             ],
-            kind=modality(result.modality),
+            kind=kind,
             linked=METRICS[LINKED],
             attacker_has=attacker_has,
             config=config_toml(result.provenance.config),
@@ -58,9 +65,13 @@ def write_report(result: Result, images: Images, path: Path) -> None:
     write_atomically(path, render(result, images).encode())
 
 
-def _check(images: Images) -> None:
+def _check(result: Result, images: Images) -> None:
     shape = images.originals.shape
-    if images.originals.ndim != 4:
+    if result.table is not None:
+        cells = [images.originals, *images.reconstructions.values()]
+        if any(each.ndim != 2 or each.shape[1] != len(result.table.columns) for each in cells):
+            raise FedveilError(f"the rows have shape {shape}: (rows, {len(result.table.columns)} columns) is needed")
+    elif images.originals.ndim != 4:
         raise FedveilError(f"the original images have shape {shape}: (images, channels, height, width) is needed")
     labels = images.labels
     if labels.ndim not in (1, 2) or labels.dtype.kind not in "iuf" or not np.isfinite(labels).all():
@@ -69,7 +80,7 @@ def _check(images: Images) -> None:
             "of numbers for each is needed"
         )
     for (attack, role), pictures in images.reconstructions.items():
-        if pictures.ndim != 4 or pictures.shape[1:] != shape[1:]:
+        if pictures.ndim != len(shape) or pictures.shape[1:] != shape[1:]:
             raise FedveilError(
                 f"the images of {attack or 'no attack'} ({role}) have shape {pictures.shape}, "
                 f"the originals {shape}: they must agree in channels, height and width"

@@ -12,6 +12,8 @@ from fedveil.auditing.result import AttackRun, Cost, Estimate, Question, Result,
 from fedveil.auditing.roles import ROLES, Role, RoleWords, wording
 from fedveil.auditing.table import formal_bound
 from fedveil.leakage.catalog import METRICS
+from fedveil.leakage.modalities import modality
+from fedveil.leakage.modality import Words
 from fedveil.report import formatting
 from fedveil.report.charts import Axis, Series, interval_bar, line_chart
 from fedveil.tasks.measures import measure
@@ -61,7 +63,7 @@ class Table:
 
 def words(result: Result) -> Mapping[Role, RoleWords]:
     """What the roles of a result are called."""
-    return wording(row.role for row in result.rows)
+    return wording((row.role for row in result.rows), modality(result.modality).words)
 
 
 def lead(result: Result, question: Question = "reconstruct") -> Row | None:
@@ -210,11 +212,11 @@ def cost_charts(cost: Cost) -> dict[str, Markup]:
     }
 
 
-def attack_charts(run: AttackRun) -> dict[str, Markup]:
+def attack_charts(run: AttackRun, data: Words) -> dict[str, Markup]:
     """Matching cost against steps for every attacker of a run. Empty without curves."""
     if not run.curves:
         return {}
-    called = wording(curve.role for curve in run.curves)
+    called = wording((curve.role for curve in run.curves), data)
     lines = [
         Series(called[curve.role].label, curve.steps, curve.median, curve.low, curve.high, curve.role)
         for curve in run.curves
@@ -253,9 +255,9 @@ class Way:
     lines: list[tuple[str, list[str]]]
 
 
-def on_the_way(run: AttackRun) -> list[Way]:
+def on_the_way(run: AttackRun, data: Words) -> list[Way]:
     """What was measured while an attack ran."""
-    found, called = [], wording(run.on_the_way)
+    found, called = [], wording(run.on_the_way, data)
     for name in dict.fromkeys(name for each in run.on_the_way.values() for name in each):
         noted = {role: each[name] for role, each in run.on_the_way.items() if name in each}
         marks = list(dict.fromkeys(mark for each in noted.values() for mark in each))

@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from fedveil.errors import FedveilError, printable
 from fedveil.tasks.arrays import check_not_one_hot
+from fedveil.tasks.columns import Column, Columns
 from fedveil.tasks.examples import Examples, TargetForm
 from fedveil.tasks.fingerprint import fingerprint
 from fedveil.tasks.inputs import leaf, leaves
@@ -64,6 +65,9 @@ class Task:
     class_names: of the classes or labels, in order; by default those in the data set's `classes`, if it has any.
     buffers: how the model's buffers (running statistics) travel: averaged with the weights ("shared"), never leaving
         the client ("local"), or recomputed by the server ("recalibrated").
+    columns: the inputs are rows of a table, with these columns: a list of names, or of `Column`s (of categories, or
+        with a range). Rows are an array (rows, columns), or a dict of a list of values for each column, all of which
+        "inferred" takes. Numbers are standardized by the training part; categories get a place each.
     perturb: the part of the inputs that data defenses may change, when inputs have several parts.
     """
 
@@ -77,6 +81,7 @@ class Task:
     label_names: tuple[str, ...]  # of the classes, or of the labels that an example may have
     shape: tuple[int, ...]  # of one input, or of its part `perturb` (by default the first part)
     normalization: Normalization | None
+    columns: Columns | None  # of a table
     buffers: Buffers
     perturb: str | None
     name: str
@@ -100,6 +105,7 @@ class Task:
         normalization: Normalization | None = None,
         normalized: bool = False,
         class_names: Sequence[str] | None = None,
+        columns: Sequence[str | Column] | str | None = None,
         buffers: Buffers = "shared",
         perturb: str | None = None,
         name: str = "own data",
@@ -109,12 +115,13 @@ class Task:
         chosen_partition = read_partition(partition)
         own = data
         if not isinstance(data, OwnData):
-            reader = Reader(None if split is None else read_split(split), seed, normalization, normalized)
+            chosen_split = None if split is None else read_split(split)
+            reader = Reader(chosen_split, seed, normalization, normalized, columns)
             own = reader.read(data, clients)
             if loss is None:
                 check_not_one_hot(own.parts.train.labels)
         parts, members = shared_out(own, clients, chosen_partition, seed, limit)
-        parts = parts.as_type(floating_type(model))
+        parts = parts.as_type(floating_type(model)).standardized()
         loss = loss or _usual_loss(parts)
         classes = check_fit(model, loss, parts, perturb)
         given = [part for part in (parts.train, parts.validation, parts.test) if part is not None]
@@ -130,6 +137,7 @@ class Task:
             label_names=label_names(parts.train, classes, class_names, own.class_names),
             shape=input_shape(parts.train, perturb),
             normalization=normalization,
+            columns=parts.train.columns,
             buffers=buffers,
             perturb=perturb,
             name=name,

@@ -16,6 +16,7 @@ from torch.utils.data import Dataset
 
 from fedveil.errors import FedveilError, one_line
 from fedveil.tasks.arrays import are_labels, as_label, as_tensors, join_labels
+from fedveil.tasks.columns import Columns
 from fedveil.tasks.fingerprint import Fingerprint
 from fedveil.tasks.image_files import ImageFiles
 from fedveil.tasks.inputs import Inputs, count, leaves, map_inputs, take
@@ -54,6 +55,7 @@ class Examples(ABC):
     labels: Tensor
     source_sha256: str  # of the source's whole contents, even for a subset
     dtype: torch.dtype = torch.float32  # of floating inputs and targets
+    columns: Columns | None = None  # of a table, and how its numbers are standardized
 
     def __init__(self, labels: Tensor, normalization: Normalization | None = None) -> None:
         self._source_labels = self.labels = labels
@@ -112,6 +114,12 @@ class Examples(ABC):
         """The same examples for a model of this floating type."""
         made = copy.copy(self)
         made.dtype = dtype
+        return made
+
+    def with_columns(self, columns: Columns) -> Self:
+        """The same rows of a table, standardized by other columns."""
+        made = copy.copy(self)
+        made.columns = columns
         return made
 
     @abstractmethod
@@ -255,12 +263,18 @@ class JoinedExamples(Examples):
     def __init__(self, sets: Sequence[Examples]) -> None:
         super().__init__(torch.cat([each.labels for each in sets]))
         self._sets = list(sets)
+        self.columns = sets[0].columns
         self._ends = torch.tensor([len(each) for each in sets]).cumsum(0)
         self.source_sha256 = hashlib.sha256(" ".join(each.source_sha256 for each in sets).encode()).hexdigest()
 
     def as_type(self, dtype: torch.dtype) -> Self:
         made = super().as_type(dtype)
         made._sets = [each.as_type(dtype) for each in self._sets]
+        return made
+
+    def with_columns(self, columns: Columns) -> Self:
+        made = super().with_columns(columns)
+        made._sets = [each.with_columns(columns) for each in self._sets]
         return made
 
     def _read(self, rows: Tensor) -> Inputs:

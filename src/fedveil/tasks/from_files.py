@@ -16,7 +16,7 @@ from fedveil.tasks.splits import OwnSplit, Split, read_split
 
 CLIENTS = 4  # by default
 # The keys that a dict may have: parameters of `Task`.
-KEYWORDS = ("data", "clients", "split", "loss", "normalization", "normalized", "class_names", "perturb")
+KEYWORDS = ("data", "clients", "split", "loss", "normalization", "normalized", "class_names", "columns", "perturb")
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def read_file_data(text: str, clients: int, split: Split, seed: int) -> FileData
         if chosen is not None and chosen != read_split(own_split):
             raise FedveilError(f"{reference.short} says how it is split, {own_split}: leave the split out")
         chosen = read_split(own_split)
-    reader = Reader(chosen, seed, said.get("normalization"), bool(said.get("normalized", False)))
+    reader = Reader(chosen, seed, said.get("normalization"), bool(said.get("normalized", False)), said.get("columns"))
     try:
         own = reader.read(said.get("data"), whose)
         if said.get("loss") is None:

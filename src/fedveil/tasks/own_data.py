@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,10 +14,12 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from fedveil.errors import FedveilError, printable
 from fedveil.tasks.arrays import as_labels, as_tensors, is_array, is_numbers
+from fedveil.tasks.columns import Column, read_rows
 from fedveil.tasks.examples import ArrayExamples, DatasetExamples, Examples, JoinedExamples
 from fedveil.tasks.inputs import leaves
 from fedveil.tasks.normalization import Normalization
 from fedveil.tasks.splits import FractionSplit, Parts, Split, parts_of, shuffled_parts
+from fedveil.tasks.tables import TableExamples
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +44,7 @@ class Reader:
     seed: int
     normalization: Normalization | None = None
     normalized: bool = False
+    columns: Sequence[str | Column] | str | None = None  # of inputs that are rows of a table
 
     def read(self, data: Any, clients: Any) -> OwnData:
         """Read data with a number of clients or their indices; or, if `data` is None, the data set of each client."""
@@ -72,7 +75,11 @@ class Reader:
             raise FedveilError(f"the {what} come in parts already: leave the split out")
         said = ["training", "validation", "test"] if len(data) == 3 else ["training", "test"]
         whose = "" if what == "data" else f" of {what.removesuffix(' data')}"
-        read = {name: self._examples(each, f"{name} data{whose}") for name, each in zip(said, data, strict=True)}
+        first = self._examples(data[0], f"{said[0]} data{whose}")
+        # Categories of a table mean the same in all parts: those of the training part.
+        other = self if first.columns is None else replace(self, columns=first.columns.all)
+        rest = zip(said[1:], data[1:], strict=True)
+        read = {said[0]: first} | {name: other._examples(each, f"{name} data{whose}") for name, each in rest}
         names = _same_names({f"{name} data{whose}": _names_of(each) for name, each in zip(said, data, strict=True)})
         return OwnData(Parts(read["training"], read.get("validation"), read["test"]), class_names=names)
 
@@ -127,6 +134,8 @@ class Reader:
     def _examples(self, data: Any, what: str) -> Examples:
         if isinstance(data, Examples):
             examples = data
+        elif self.columns is not None:
+            examples = self._table(data, what)
         elif isinstance(data, tuple | list):
             inputs = as_tensors(data[0], f"the inputs of the {what}")
             labels = as_labels(data[1], f"the targets of the {what}")
@@ -141,6 +150,16 @@ class Reader:
         if not len(examples):
             raise FedveilError(f"the {what} is empty: give at least one example")
         return examples
+
+    def _table(self, data: Any, what: str) -> TableExamples:
+        if not isinstance(data, tuple | list):
+            raise FedveilError(f"columns are those of arrays (rows, targets): the {what} are {type(data).__name__}")
+        if self.normalization is not None:
+            raise FedveilError("a normalization is for images: the columns of a table are standardized by themselves")
+        rows = data[0].detach().cpu().numpy() if isinstance(data[0], Tensor) else data[0]
+        assert self.columns is not None
+        columns, cells = read_rows(rows, self.columns, f"the rows of the {what}")
+        return TableExamples(columns, torch.from_numpy(cells), as_labels(data[1], f"the targets of the {what}"))
 
 
 def _is_set(data: Any) -> bool:
@@ -203,6 +222,9 @@ def _layout(examples: Examples) -> str:
     inputs, targets = examples.batch([0])
     shapes = [f"{name + ' ' if name else ''}{tuple(t.shape[1:])}" for name, t in leaves(inputs).items()]
     labels = f", {targets.shape[1]} labels" if targets.dim() == 2 else ", numbers" if examples.numbers else ""
+    if examples.columns is not None:
+        said = (f"{c.name} ({len(c.categories)} categories)" if c.categories else c.name for c in examples.columns)
+        return f"the columns {', '.join(said)}{labels}"
     return f"inputs of shape {', '.join(shapes)}{labels}"
 
 

@@ -16,12 +16,14 @@ from fedveil.errors import FedveilError
 from fedveil.fields import NonNegative, Positive, declared
 from fedveil.registry import Registry
 from fedveil.tasks.datasets.base import LoadedData, Part, pooled
+from fedveil.tasks.datasets.table import LoadedTable, TablePart
 from fedveil.tasks.examples import ArrayExamples, Examples, FileExamples
 from fedveil.tasks.image_files import ImageFiles
-from fedveil.tasks.normalization import Normalization
 from fedveil.tasks.randomness import generator
+from fedveil.tasks.tables import fitted_columns
 from fedveil.tasks.tokens import LoadedTokens, TokenExamples, TokenPart
 
+Loaded = LoadedData | LoadedTokens | LoadedTable
 splits = Registry("split", "fedveil.splits", "fedveil.tasks.splits")
 
 
@@ -38,6 +40,15 @@ class Parts:
         validation = None if self.validation is None else self.validation.as_type(dtype)
         return Parts(self.train.as_type(dtype), validation, self.test.as_type(dtype))
 
+    def standardized(self) -> Parts:
+        """The same, in which the numbers of a table are standardized by its training part."""
+        if self.train.columns is None:
+            return self
+        others = [part for part in (self.validation, self.test) if part is not None]
+        columns = fitted_columns(self.train, others)
+        validation = None if self.validation is None else self.validation.with_columns(columns)
+        return Parts(self.train.with_columns(columns), validation, self.test.with_columns(columns))
+
 
 class Split(ABC):
     """A way to divide a data set."""
@@ -45,7 +56,7 @@ class Split(ABC):
     name: ClassVar[str]
 
     @abstractmethod
-    def divide(self, data: LoadedData | LoadedTokens, seed: int) -> Parts:
+    def divide(self, data: Loaded, seed: int) -> Parts:
         """The parts; the same seed gives the same parts."""
 
 
@@ -59,11 +70,10 @@ class OwnSplit(Split):
 
     validation: Annotated[float, Field(ge=0, lt=1)] = 0.1  # 0: no validation part
 
-    def divide(self, data: LoadedData | LoadedTokens, seed: int) -> Parts:
-        train = _examples(data.train, data.normalization)
-        test = _examples(data.test, data.normalization)
+    def divide(self, data: Loaded, seed: int) -> Parts:
+        train, test = _examples(data, data.train), _examples(data, data.test)
         if data.validation is not None:
-            return Parts(train, _examples(data.validation, data.normalization), test)
+            return Parts(train, _examples(data, data.validation), test)
         if self.validation == 0:
             return Parts(train, None, test)
         kept, held_out = shuffled_parts(len(train), (1 - self.validation, self.validation), seed)
@@ -91,7 +101,7 @@ class FractionSplit(Split):
                 "70/15/15 (train/validation/test) or 80/20 (train/test)"
             )
 
-    def divide(self, data: LoadedData | LoadedTokens, seed: int) -> Parts:
+    def divide(self, data: Loaded, seed: int) -> Parts:
         pooled_examples = _pooled(data)
         return parts_of(pooled_examples, *self.indices(len(pooled_examples), seed))
 
@@ -152,18 +162,24 @@ def part_sizes(size: int, shares: tuple[float, ...]) -> list[int]:
     return sizes
 
 
-def _pooled(data: LoadedData | LoadedTokens) -> Examples:
+def _pooled(data: Loaded) -> Examples:
+    if isinstance(data, LoadedTable):
+        return data.examples(list(data.parts.values()))
     if isinstance(data, LoadedTokens):
         first, *others = data.parts.values()
         return TokenExamples(first.joined(others))
-    return _examples(pooled(list(data.parts.values())), data.normalization)
+    return _examples(data, pooled(list(data.parts.values())))
 
 
-def _examples(part: Part | TokenPart, normalization: Normalization | None) -> Examples:
+def _examples(data: Loaded, part: Part | TokenPart | TablePart) -> Examples:
+    if isinstance(data, LoadedTable):
+        assert isinstance(part, TablePart)
+        return data.examples([part])
     if isinstance(part, TokenPart):
         return TokenExamples(part)
-    assert normalization is not None  # pictures have one
+    assert isinstance(part, Part)
+    assert data.normalization is not None  # pictures have one
     labels = torch.from_numpy(part.labels)
     if isinstance(part.images, ImageFiles):
-        return FileExamples(part.images, labels, normalization)
-    return ArrayExamples(torch.from_numpy(part.images), labels, normalization)
+        return FileExamples(part.images, labels, data.normalization)
+    return ArrayExamples(torch.from_numpy(part.images), labels, data.normalization)

@@ -16,6 +16,7 @@ from fedveil.errors import FedveilError, printable
 from fedveil.registry import datasets, models
 from fedveil.tasks.client_labels import ClientLabels
 from fedveil.tasks.datasets.base import DataSet, LoadedData
+from fedveil.tasks.datasets.table import LoadedTable
 from fedveil.tasks.datasets.text import LoadedText
 from fedveil.tasks.definition import (
     Buffers,
@@ -35,7 +36,7 @@ from fedveil.tasks.own_data import OwnData
 from fedveil.tasks.own_files import Reference, is_reference
 from fedveil.tasks.partition import Partition, partitions
 from fedveil.tasks.randomness import derived_key
-from fedveil.tasks.splits import Split, read_split, splits
+from fedveil.tasks.splits import Loaded, Split, read_split, splits
 from fedveil.tasks.tokens import PERTURBED, LoadedTokens, tokenized, without_tokens
 from fedveil.tasks.vocabulary import vocabulary_of
 
@@ -114,7 +115,7 @@ def task(
         return described(made, model_name=model_name, description=description, code_hash=_together(code))
     source: DataSet = datasets.parse(name)
     loaded = _load(source, data_root)
-    data: LoadedData | LoadedTokens
+    data: Loaded
     if isinstance(loaded, LoadedText):
         module, data = _text(loaded, spec, seed)
     else:
@@ -234,11 +235,11 @@ def _count_labels(train: Examples, clients: Sequence[Tensor], names: tuple[str, 
     return ClientLabels(labels=list(names), sizes=sizes, counts=counts, several=train.multi_label, partition=partition)
 
 
-def _load(source: DataSet, data_root: Path | str | None) -> LoadedData | LoadedText:
+def _load(source: DataSet, data_root: Path | str | None) -> LoadedData | LoadedText | LoadedTable:
     return source.load(None if data_root is None else Path(data_root))
 
 
-def _divided(data: LoadedData | LoadedTokens, split: Split, seed: int) -> OwnData:
+def _divided(data: Loaded, split: Split, seed: int) -> OwnData:
     if data.note:
         logger.warning("%s: %s", data.name, data.note)
     return OwnData(split.divide(data, seed))

@@ -19,6 +19,7 @@ from fedveil.tasks.image_files import ImageFiles
 from fedveil.tasks.normalization import Normalization
 
 if TYPE_CHECKING:
+    from fedveil.tasks.datasets.table import LoadedTable
     from fedveil.tasks.datasets.text import LoadedText
 
 
@@ -110,8 +111,8 @@ class DataSet(ABC):
     name: ClassVar[str]
 
     @abstractmethod
-    def load(self, root: Path | None = None) -> LoadedData | LoadedText:
-        """Read the arrays, or the texts, from the files under `root` (see `fedveil.tasks.sources.data_root`)."""
+    def load(self, root: Path | None = None) -> LoadedData | LoadedText | LoadedTable:
+        """Read arrays, texts or a table from the files under `root` (see `fedveil.tasks.sources.data_root`)."""
 
 
 def _check(where: str, part: Part, classes: int, channels: int) -> None:

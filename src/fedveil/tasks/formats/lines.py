@@ -10,8 +10,8 @@ from fedveil.tasks.formats.idx import maybe_gzipped
 LIMIT = 2**28  # bytes; WikiText-2, the largest set here, has 11 MB
 
 
-def read_lines(path: Path, limit: int = LIMIT) -> list[str]:
-    """The lines of a file without their ends (`\\n` or `\\r\\n`); at least one, and nothing that is not text."""
+def read_text(path: Path, limit: int = LIMIT) -> str:
+    """What a file holds, if it is text: never empty."""
     content = _content(path, limit)
     try:
         text = content.decode("utf-8-sig")
@@ -21,12 +21,18 @@ def read_lines(path: Path, limit: int = LIMIT) -> list[str]:
     if "\0" in text:
         line = text.count("\n", 0, text.index("\0")) + 1
         raise FedveilError(f"{path}: line {line} holds a zero byte, so it is not text; get it again")
+    if not text:
+        raise FedveilError(f"{path}: is empty; get it again")
+    return text
+
+
+def read_lines(path: Path, limit: int = LIMIT) -> list[str]:
+    """The lines of a file without their ends (`\\n` or `\\r\\n`); at least one, and nothing that is not text."""
+    text = read_text(path, limit)
     # Not `splitlines`, which also splits at characters that occur inside of sentences.
     lines = [line.removesuffix("\r") for line in text.split("\n")]
     if not lines[-1]:
         lines.pop()
-    if not lines:
-        raise FedveilError(f"{path}: is empty; get it again")
     return lines
 
 
