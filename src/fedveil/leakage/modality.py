@@ -56,7 +56,7 @@ class Modality(ABC):
     words: ClassVar[Words]
     headline: ClassVar[tuple[str, ...]]  # the shares that decide what reconstruction leaks; the larger one counts
     shown: ClassVar[tuple[str, ...]]  # the columns of a short table
-    nearness: ClassVar[str]  # puts rows in order whose headline is equal
+    nearness: ClassVar[str]  # puts rows in order whose headline is equal: more is nearer
     caption: ClassVar[tuple[str, ...]]  # stands beside each exhibit: the first of these that was measured
     measure_notes: ClassVar[Mapping[str, str]] = {}  # what a reader must know where a headline decided
 
