@@ -208,7 +208,7 @@ def test_every_row_says_what_its_attacker_has(made: Any, task: fv.Task) -> None:
     assert has["inverting-gradients", "adaptive"] == "labels, knows the defense"
     assert has["inverting-gradients", "ceiling"] == "undefended updates, labels"
     assert has["inverting-gradients", "noise-floor"] == "no update, labels"
-    assert has["", "mean-floor"] == "no update, the mean training image"
+    assert has["", "mean-floor"] == "no update, the mean of the training data"
     assert has["link", "naive"] == "candidates (20, one is right)"
     data = "auxiliary data (180 held-out test images)"
     assert has["test-late", "adaptive"] == f"{data}, knows the defense"

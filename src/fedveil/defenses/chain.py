@@ -156,8 +156,6 @@ class Chain:
     def _protected(
         self, place: Place, update: Tree, streams: Streams, states: States, batch: ClientBatch | None
     ) -> Tree:
-        if not self._at(place):
-            return update
         require_real(update)
         for position, defense in self._at(place):
             own = streams.fold("place", position)
