@@ -9,7 +9,6 @@ from torch import Tensor
 
 from fedveil.clients.batch import ClientBatch, StepResult
 from fedveil.defenses.base import Facts, Knowledge, Strength, SummedStep, trusting
-from fedveil.defenses.clip import clipped
 from fedveil.defenses.densities import gaussian
 from fedveil.defenses.dp_clip import noise_measures
 from fedveil.defenses.guarantee import ONE_EXAMPLE, Exposure, GaussianRelease, Guarantee
@@ -55,10 +54,7 @@ class DPSGD(SummedStep):
         """Σᵢ gᵢ · min(1, clip/‖gᵢ‖)."""
         clients, size = batch.targets.shape[:2]
         if size:
-            each = batch.example_gradients()
-            flat = clipped(each.map(lambda g: g.flatten(0, 1)), self.clip)
-            total = flat.map(lambda g: g.reshape(clients, size, *g.shape[1:]).sum(1))
-            loss = batch.loss()
+            total, loss = batch.clipped_sum(self.clip)
         else:
             total = batch.params.map(torch.zeros_like)
             loss = next(iter(total.values())).new_zeros(clients)
