@@ -30,8 +30,8 @@ class ClientBatch:
 
     `gradient`, `input_gradient`, `example_gradients`, `clipped_sum`, `loss`, `evaluation_loss`, `features` and
     `sensitivity` may be called as often as a method needs and move nothing; `share` computes the one gradient that goes
-    out, and only there do buffers (batch norm statistics) move. `state` is a defense's own memory for these clients, such
-    as a perturbation that is carried over the batches of a round.
+    out, and only there do buffers (batch norm statistics) move. `state` is a defense's own memory for these clients,
+    such as a perturbation that is carried over the batches of a round.
     """
 
     engine: Engine

@@ -78,9 +78,8 @@ def by_example(rows: Tensor, size: int, minor: bool) -> Tensor:
     """Rows as (example, its rows, ...). `minor`: the first rows of all examples come first, then the second ones."""
     if len(rows) % size:
         raise NotUnderstood
-    if minor:
-        return rows.unflatten(0, (-1, size)).transpose(0, 1)
-    return rows.unflatten(0, (size, -1))
+    several, behind = len(rows) // size, rows.shape[1:]
+    return rows.reshape(several, size, *behind).transpose(0, 1) if minor else rows.reshape(size, several, *behind)
 
 
 @torch.no_grad()
@@ -108,7 +107,10 @@ def read(losses: Tensor, parameters: Mapping[str, Tensor]) -> Reading:
         if not met:
             continue
         rule = _RULES.get(kind)
-        new = rule(node, met) if rule else None
+        try:
+            new = rule(node, met) if rule else None
+        except AttributeError:  # another version of torch may note other things of an operation
+            new = None
         if new is None:
             raise NotUnderstood
         words.extend((place, name, turned) for place, name, _, turned in met)
@@ -185,19 +187,14 @@ def _weight(name: str, rows: Tensor, turned: bool) -> Found:
 
 def _convolution(node: Any, met: Sequence[Meeting]) -> list[Found] | None:
     """A convolution in one or two dimensions, with or without groups."""
-    stride = tuple(node._saved_stride)
-    if node._saved_transposed or len(stride) > 2 or any(each.turned for each in met):
+    settings = [tuple(each) for each in (node._saved_stride, node._saved_padding, node._saved_dilation)]
+    if node._saved_transposed or len(settings[0]) > 2 or any(each.turned for each in met):
         return None
     found = []
     for place, name, parameter, _ in met:
         if place == 1:
-            window = Window(
-                tuple(parameter.shape[2:]),
-                stride,
-                tuple(node._saved_padding),
-                tuple(node._saved_dilation),
-                node._saved_groups,
-            )
+            stride, padding, dilation = map(_planar, settings, (1, 0, 1))
+            window = Window(_planar(tuple(parameter.shape[2:]), 1), stride, padding, dilation, node._saved_groups)
             found.append(_convolved(name, node._saved_input, window, parameter.shape))
         elif place == 2:
             found.append(Found(name, 1, None, lambda _, slope: Rows(_channels(slope))))
@@ -206,10 +203,16 @@ def _convolution(node: Any, met: Sequence[Meeting]) -> list[Found] | None:
     return found
 
 
+def _planar(numbers: tuple[int, ...], missing: int) -> tuple[int, int]:
+    """The numbers of a window in two dimensions; one in a single dimension has a height of one."""
+    return (missing, numbers[0]) if len(numbers) == 1 else (numbers[0], numbers[1])
+
+
 def _convolved(name: str, inputs: Tensor, window: Window, shape: torch.Size) -> Found:
     def share(taken: Tensor | None, slope: Tensor) -> Share:
         assert taken is not None
-        return Convolved(taken, slope, window, shape)
+        met, back = (part.unsqueeze(3) if part.dim() == 4 else part for part in (taken, slope))
+        return Convolved(met, back, window, shape)
 
     return Found(name, 1, inputs, share)
 
@@ -235,6 +238,8 @@ def _layer_norm(node: Any, met: Sequence[Meeting]) -> list[Found] | None:
 def _times(taken: Tensor | None, slope: Tensor) -> Share:
     """A parameter that every row is multiplied with, entry by entry."""
     assert taken is not None
+    if taken.shape != slope.shape:
+        raise NotUnderstood
     return Rows((taken * slope).sum(1))
 
 
@@ -254,9 +259,10 @@ def _group_norm(node: Any, met: Sequence[Meeting]) -> list[Found] | None:
 
 
 def _scaled_channels(name: str, node: Any) -> Found:
-    grouped = node._saved_input.unflatten(1, (node._saved_group, -1)).flatten(3)
+    inputs, groups = node._saved_input, node._saved_group
+    grouped = inputs.reshape(len(inputs), groups, inputs.shape[1] // groups, -1)
     mean, scale = node._saved_result1[:, :, None, None], node._saved_result2[:, :, None, None]
-    scaled = ((grouped - mean) * scale).reshape(node._saved_input.shape)
+    scaled = ((grouped - mean) * scale).reshape(inputs.shape)
 
     def share(taken: Tensor | None, slope: Tensor) -> Share:
         assert taken is not None
@@ -294,6 +300,18 @@ def _add(node: Any, met: Sequence[Meeting]) -> list[Found] | None:
     return [_summed(met[0].name, met[0].parameter, 0)]
 
 
+def _mul(node: Any, met: Sequence[Meeting]) -> list[Found] | None:
+    """A parameter that all rows are multiplied with."""
+    if len(met) != 1 or met[0].turned:
+        return None
+    place, name, parameter, _ = met[0]
+    other = node._saved_other if place == 0 else node._saved_self
+    axes = other.dim() - parameter.dim()
+    if axes < 1 or other.shape[axes:] != parameter.shape:
+        return None
+    return [Found(name, axes, other.flatten(0, axes - 1), _times)]
+
+
 _RULES: dict[str, Callable[[Any, Sequence[Meeting]], list[Found] | None]] = {
     "AddmmBackward0": _addmm,
     "MmBackward0": _mm,
@@ -303,4 +321,5 @@ _RULES: dict[str, Callable[[Any, Sequence[Meeting]], list[Found] | None]] = {
     "EmbeddingBackward0": _embedding,
     "AddBackward0": _add,
     "ExpandBackward0": _add,
+    "MulBackward0": _mul,
 }

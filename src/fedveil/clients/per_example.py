@@ -23,13 +23,14 @@ from fedveil.clients.graph import NotUnderstood, Reading, Site, by_example, read
 from fedveil.clients.passes import Loss, OneClient, Passes, Tensors
 from fedveil.clients.shares import MOST_KEPT, Several, Share
 from fedveil.tasks.inputs import map_inputs
-from fedveil.tree import HALF, Tree, clip_factors, clipped
+from fedveil.tree import HALF, Tree, at_least_single, clip_factors, clipped, matrix
 
 # Products by layer round otherwise than a backward pass. So lengths count as so much longer: the bound must hold.
 ROUNDING = {torch.float32: 4e-6, torch.float64: 1e-12}
 # How far the two ways may differ, as a part of a gradient's length; in half precision both round.
 ALIKE = {torch.float32: 1e-3, torch.float64: 1e-7}
 ALIKE_HALF = 5e-2
+MOST_TIED = 2**26  # entries of all examples' gradients in a parameter that is used several times: they are kept at once
 
 Arrangement = tuple[bool, ...]  # of the rows at each site: see `by_example`
 
@@ -138,7 +139,7 @@ def _losses(loss: Loss, output: Any, targets: Tensor) -> Tensor:
         return loss(tree_map(lambda tensor: tensor.unsqueeze(0), part), target.unsqueeze(0)).reshape(())
 
     try:
-        return vmap(alone)(output, targets)  # type: ignore[no-any-return]
+        return vmap(alone)(output, targets)
     except Exception:  # whatever foreign code raises that vmap does not serve
         parts = [tree_map(lambda tensor, i=i: tensor[i], output) for i in range(size)]
         return torch.stack([alone(part, target) for part, target in zip(parts, targets, strict=True)])
@@ -162,7 +163,7 @@ class Together:
         self._slopes = self._reading.gradients(self._losses, torch.full_like(self._losses, self._scale), again=again)
         self._half = any(slope is not None and slope.dtype in HALF for slope in self._slopes)
         if self._scale != 1:
-            self._slopes = [None if slope is None else slope.float() / self._scale for slope in self._slopes]
+            self._slopes = [None if slope is None else at_least_single(slope) / self._scale for slope in self._slopes]
 
     @torch.no_grad()
     def arrange(self, known: Arrangement | None) -> None:
@@ -174,7 +175,10 @@ class Together:
             slope = self._slopes[site.edge]
             if slope is not None:
                 shares.setdefault(site.name, []).append(site.share(slope, len(self._losses), minor))
-        self._shares = {name: own[0] if len(own) == 1 else Several(own) for name, own in shares.items()}
+        for name, own in shares.items():
+            if len(own) > 1 and len(self._losses) * self._params[name].numel() > MOST_TIED:
+                raise NotUnderstood
+            self._shares[name] = own[0] if len(own) == 1 else Several(own)
 
     @torch.no_grad()
     def lengths(self) -> Tensor:
@@ -235,13 +239,13 @@ class Together:
             if not fitting:
                 raise Mixed
             arrangement.append(fitting[0])
-            sure = sure and (len(fitting) == 1 or len(site.rows(whole)) == size)
+            sure = sure and bool(whole.any()) and (len(fitting) == 1 or len(site.rows(whole)) == size)
         return tuple(arrangement), sure
 
 
 def _fits(site: Site, whole: Tensor, part: Tensor, chosen: Tensor, minor: bool) -> bool:
     """Whether the rows of the chosen examples, and only they, have a gradient where the others' losses are left out."""
     among_all, among_some = (
-        by_example(site.rows(slope).flatten(1).ne(0).any(1), len(chosen), minor) for slope in (whole, part)
+        by_example(matrix(site.rows(slope)).ne(0).any(1), len(chosen), minor) for slope in (whole, part)
     )
     return torch.equal(among_some, among_all & chosen[:, None])

@@ -37,6 +37,7 @@ class DPSGD(SummedStep):
     paper = "Abadi et al. 2016; a baseline of FedEM's text experiments"
     promises = "ε at δ for one training example, over the run"
     strength = Strength("noise_multiplier", "up")
+    revision = 2  # sums round otherwise
     random_sizes = True
     weaknesses = (
         "One example is hidden, not what many examples of a client have in common.",
