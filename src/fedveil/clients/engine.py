@@ -20,7 +20,9 @@ from torch.func import vmap
 from fedveil.clients.compiling import compile_once, compiler_found
 from fedveil.clients.draws import DrawWatch
 from fedveil.clients.dropout import KeyedDropout, keyed_for_a_while
+from fedveil.clients.identity import code_of, identity
 from fedveil.clients.nested import map_nested, pad_clients, shapes_behind, zip_nested
+from fedveil.clients.packages import Wanted, packaged
 from fedveil.clients.passes import Loss as Loss  # re-exported
 from fedveil.clients.passes import OneClient, Passes
 from fedveil.clients.passes import Tensors as Tensors  # re-exported
@@ -238,23 +240,56 @@ class Engine(Passes):
             if self._compiled_shapes.setdefault((quantity, one_copy), shapes) == shapes and compiler_found():
                 weights = arguments[0] if one_copy else pad_clients(arguments[0], self.chunk)
                 padded = (weights, *pad_clients(arguments[1:], self.chunk))
-                result = self._function(quantity, one_copy, (self.chunk, shapes))(*padded)
+                result = self._compiled(quantity, one_copy, shapes, padded)(*padded)
                 return map_nested(lambda tensor: tensor[:count], result) if count < self.chunk else result
-        return self._function(quantity, one_copy, None)(*arguments)
+        return self._stacked(quantity, one_copy)(*arguments)
 
-    def _function(
-        self, quantity: Quantity, one_copy: bool, compiled_for: tuple[int, tuple[Any, ...]] | None
-    ) -> Callable[..., Any]:
-        """The stacked function of a quantity, compiled for a number of clients and shapes behind it, or not at all."""
-        key = (quantity, one_copy, compiled_for)
+    def _stacked(self, quantity: Quantity, one_copy: bool) -> Callable[..., Any]:
+        """The function of a quantity on the client axis."""
+        key = (quantity, one_copy)
         if key not in self._functions:
 
             def pure(*arguments: Any) -> Any:
                 return quantity.pure(self, OneClient(*arguments))
 
-            stacked = vmap(pure, in_dims=(None if one_copy else 0, 0, 0, 0, 0), randomness="error")
-            self._functions[key] = compile_once(stacked, quantity.name) if compiled_for else stacked
+            self._functions[key] = vmap(pure, in_dims=(None if one_copy else 0, 0, 0, 0, 0), randomness="error")
         return self._functions[key]
+
+    def _compiled(
+        self, quantity: Quantity, one_copy: bool, shapes: tuple[Any, ...], arguments: tuple[Any, ...]
+    ) -> Callable[..., Any]:
+        """The same compiled, for a number of clients, shapes behind it, and the layers' modes: kept, if it can be."""
+        key = (quantity, one_copy, self.chunk, shapes, self._modes())
+        if key not in self._functions:
+            stacked = self._stacked(quantity, one_copy)
+            wanted = Wanted(
+                name=quantity.name,
+                function=stacked,
+                arguments=arguments,
+                identity=self._identity(quantity, one_copy),
+                expected=lambda: self._one_by_one(quantity, one_copy, arguments),
+            )
+            self._functions[key] = packaged(wanted) or compile_once(stacked, quantity.name)
+        return self._functions[key]
+
+    def _identity(self, quantity: Quantity, one_copy: bool) -> str | None:
+        given = {**self.parts.buffers, **{n: p for n, p in self.parts.parameters.items() if p.requires_grad}}
+        code = code_of("fedveil.clients")
+        return identity([code, quantity, one_copy, self.model, self.loss_function, self.perturb], given)
+
+    def _one_by_one(self, quantity: Quantity, one_copy: bool, arguments: tuple[Any, ...]) -> Any:
+        """What `stacked` gives, by plain autograd."""
+        weights, *rest = arguments
+        found = []
+        try:
+            with torch.enable_grad():
+                for k in range(self.chunk):
+                    own = map_nested(lambda tensor, k=k: tensor[k], tuple(rest))  # type: ignore[misc]
+                    params = weights if one_copy else {name: tensor[k] for name, tensor in weights.items()}
+                    found.append(self._alone(quantity, OneClient(params, *own)))
+        finally:
+            self.take_back()
+        return zip_nested(torch.stack, found)
 
 
 def _tree(tensors: Mapping[str, Tensor]) -> Tree:
