@@ -78,7 +78,7 @@ class Package:
         return nested(self._form, outputs, arguments)
 
 
-def packaged(wanted: Wanted) -> Package | None:
+def packaged(wanted: Wanted, *, make: bool = True) -> Package | None:
     """The function's package, checked against what is expected: loaded, or made and kept. None where that fails."""
     try:
         leaves = named(wanted.arguments)
@@ -91,7 +91,7 @@ def packaged(wanted: Wanted) -> Package | None:
     paths = [path for path, _ in leaves]
     place = folder / _key(wanted, [(path, tuple(tensor.shape), str(tensor.dtype)) for path, tensor in leaves])
     try:
-        return _right(_loaded(place, paths), wanted) or _made(place, wanted, leaves)
+        return _right(_loaded(place, paths), wanted) or (_made(place, wanted, leaves) if make else None)
     except Exception as error:  # the compiler's own errors share no base class
         log.info("%s is not kept as a package: %s", wanted.name, one_line(error))
         return None
@@ -101,7 +101,7 @@ def _key(wanted: Wanted, leaves: list[Any]) -> str:
     """A hash of all that the code depends on. No tracing, which takes seconds, goes into it."""
     machine = (platform.machine(), torch.backends.cpu.get_cpu_capability(), torch.get_num_threads())
     options = (sorted(wanted.options.items()), wanted.rewritten is not None)
-    modes = (torch.are_deterministic_algorithms_enabled(), torch.is_autocast_cpu_enabled(), torch.get_default_dtype())
+    modes = (torch.are_deterministic_algorithms_enabled(), torch.is_autocast_enabled("cpu"), torch.get_default_dtype())
     told = (FORMAT, torch.__version__, machine, wanted.name, wanted.identity, leaves, options, modes)
     return hashlib.sha256(repr(told).encode()).hexdigest()[:40]
 
@@ -135,7 +135,7 @@ def _loaded(place: Path, paths: Paths) -> Package | None:
         form = told["form"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
-    runner = torch._C._aoti.AOTIModelContainerRunnerCpu(str(code), 1)  # type: ignore[attr-defined]
+    runner = torch._C._aoti.AOTIModelContainerRunnerCpu(str(code), 1)
     with contextlib.suppress(OSError):
         os.utime(code)  # it is in use
     return Package(runner, paths, form)
