@@ -21,6 +21,9 @@ if find_spec("flwr") is None:
 
 from fedveil.flower.guarded import guarded
 from fedveil.flower.protect import protect
+from fedveil.flower.roster import introduce
 from fedveil.flower.rules import Rules
+from fedveil.flower.server import Outcome, Server
+from fedveil.flower.settings import LocalSteps, ServerSettings
 
-__all__ = ["Rules", "guarded", "protect"]
+__all__ = ["LocalSteps", "Outcome", "Rules", "Server", "ServerSettings", "guarded", "introduce", "protect"]

@@ -14,12 +14,11 @@ from fedveil.clients.engine import Loss
 from fedveil.defenses.base import Defense
 from fedveil.defenses.chain import Chain
 from fedveil.errors import FedveilError
-from fedveil.flower.records import to_record, to_tensors
+from fedveil.flower.records import PARTITION, to_record, to_tensors
 from fedveil.guard.guard import Guard
 from fedveil.tasks.inputs import Inputs
 
 NOTE, STATE, KEPT = "fedveil.guarded", "fedveil.guard", "fedveil.guard.states"
-PARTITION = "partition-id"
 
 
 class Local(NamedTuple):

@@ -15,6 +15,7 @@ from fedveil.defenses.chain import Chain
 from fedveil.errors import FedveilError
 from fedveil.flower.memory import Memory, exposure_of
 from fedveil.flower.records import (
+    PARTITION,
     Parts,
     check_configs,
     is_old,
@@ -32,7 +33,6 @@ from fedveil.tree import Tree
 
 log = logging.getLogger(__name__)
 REFUSED = int(ErrorCode.MOD_FAILED_PRECONDITION)
-PARTITION = "partition-id"
 
 
 @dataclass
@@ -52,7 +52,7 @@ def protected_content(rules: Rules, asked: RecordDict, reply: RecordDict, catego
     """The reply as it may leave. Whatever cannot be protected is refused with a `FedveilError`."""
     old = is_old(asked)
     check_configs(reply, old=old)
-    metrics = limited(reply, rules, old=old)
+    metrics = limited(reply, rules, also=(PARTITION,) if category == "query" else (), old=old)
     if category != "train":
         if reply.array_records:
             raise FedveilError(f"the reply to a message of type {category} holds arrays, which only training sends")

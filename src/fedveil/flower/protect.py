@@ -13,7 +13,8 @@ from fedveil.defenses.base import Defense
 from fedveil.defenses.chain import Chain
 from fedveil.errors import FedveilError
 from fedveil.flower.guarded import forget, guarded_steps
-from fedveil.flower.outgoing import PARTITION, Sender, answered, protected_content, refusal
+from fedveil.flower.outgoing import Sender, answered, protected_content, refusal
+from fedveil.flower.records import PARTITION
 from fedveil.flower.rules import Rules
 from fedveil.streams import Streams
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -17,6 +17,7 @@ from fedveil.tensors import own_memory
 from fedveil.tree import REAL
 
 MOST_EXAMPLES = 10**9
+PARTITION = "partition-id"
 # Flower's older API (NumPyClient, SecAgg+) has fixed names for its records.
 OLD_ASKED, OLD_SENT = "fitins.parameters", "fitres.parameters"
 OLD_COUNT, OLD_METRICS, OLD_STATUS = "fitres.num_examples", "fitres.metrics", "fitres.status"
@@ -84,13 +85,13 @@ def check_configs(reply: RecordDict, *, old: bool) -> None:
         raise FedveilError("the client app reports that its training failed")
 
 
-def limited(reply: RecordDict, rules: Rules, *, old: bool = False) -> MetricRecord:
+def limited(reply: RecordDict, rules: Rules, *, also: Sequence[str] = (), old: bool = False) -> MetricRecord:
     """Of all metrics the single numbers that the rules let through, rounded. The others are dropped."""
     kept: dict[str, int | float] = {}
     for record in reply.metric_records.values():
         for name, value in record.items():
             told = NUM_EXAMPLES if old and name == "num_examples" else name
-            if told in rules.metrics:
+            if told in (*rules.metrics, *also):
                 kept[told] = _limited(told, value, rules.digits)
     return MetricRecord(dict(sorted(kept.items())))  # in an order that tells nothing
 
@@ -98,7 +99,7 @@ def limited(reply: RecordDict, rules: Rules, *, old: bool = False) -> MetricReco
 def _limited(name: str, value: object, digits: int) -> int | float:
     if not isinstance(value, int | float) or not math.isfinite(value):
         raise FedveilError(f"the metric {name} is not a single finite number")
-    if name == NUM_EXAMPLES:
+    if name in (NUM_EXAMPLES, PARTITION):
         if value != int(value) or not 0 <= value <= MOST_EXAMPLES:
             raise FedveilError(f"the metric {name} is not a whole number between 0 and {MOST_EXAMPLES:,}")
         return int(value)
