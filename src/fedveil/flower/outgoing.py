@@ -11,7 +11,7 @@ from flwr.common.constant import ErrorCode
 from torch import Tensor
 
 from fedveil.clients.engine import Tensors
-from fedveil.defenses.chain import Chain
+from fedveil.defenses.chain import Chain, States
 from fedveil.errors import FedveilError
 from fedveil.flower.memory import Memory, exposure_of
 from fedveil.flower.records import (
@@ -46,6 +46,9 @@ class Sender:
     local: Chain = field(default_factory=Chain)  # what protected the training behind this reply
     local_steps: int = 0
     example_rate: float = 1.0
+    # Of fedveil's own training, which applied the whole chain and has seen the data where need was: what the defenses
+    # remember after it.
+    whole: States | None = None
 
 
 def protected_content(rules: Rules, asked: RecordDict, reply: RecordDict, category: str, sender: Sender) -> RecordDict:
@@ -92,6 +95,9 @@ def _defended(rules: Rules, update: Tree, memory: Memory, sender: Sender) -> Tre
     chain, early = rules.chain, rules.early
     if chain.aggregates:
         raise FedveilError(f"{chain} acts on the server: there is nothing for a client to protect with it")
+    if sender.whole is not None:
+        memory.states = sender.whole
+        return update
     if not early:
         return chain.protect_message(update, rules.kind, sender.streams, memory.states)
     # Defenses come in the order of their places, so those that acted in training are the first ones.

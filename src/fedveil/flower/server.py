@@ -37,6 +37,7 @@ from fedveil.ledger.ledger import Ledger, Release
 
 log = logging.getLogger(__name__)
 Evaluate = Callable[[int, Tensors], Mapping[str, float]]
+Finish = Callable[[Tensors], Tensors]
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,11 +99,13 @@ class Server:
         initial: Mapping[str, Tensor] | ArrayRecord,
         *,
         evaluate: Evaluate | None = None,
+        finish: Finish | None = None,
         config: Mapping[str, Any] | None = None,
     ) -> Outcome:
         """All rounds that are left.
 
         evaluate: given the round and the arrays, the server's own measures of the model.
+        finish: given the arrays after a round, those that the server goes on with.
         config: goes to the clients with every message, beside "server-round".
         """
         first = to_tensors(initial) if isinstance(initial, ArrayRecord) else _copied(initial)
@@ -117,7 +120,7 @@ class Server:
             keeper.start()
         rounds = _Rounds(self, Exchange(grid), keeper, progress, ledger)
         while len(progress.history) < self.settings.rounds:
-            rounds.next(evaluate, config or {})
+            rounds.next(evaluate, finish, config or {})
         return Outcome(progress.arrays, progress.history, ledger)
 
     @property
@@ -141,7 +144,7 @@ class _Rounds:
         self._keeper, self._progress, self._ledger = keeper, progress, ledger
         self._clients = server.settings.clients
 
-    def next(self, evaluate: Evaluate | None, config: Mapping[str, Any]) -> None:
+    def next(self, evaluate: Evaluate | None, finish: Finish | None, config: Mapping[str, Any]) -> None:
         """One round."""
         settings, number = self._settings, len(self._progress.history) + 1
         there = self._roster.wait(settings.minimum, settings.wait)
@@ -179,6 +182,8 @@ class _Rounds:
         changed = len(taken.updates) >= settings.minimum
         if changed:
             self._move(together(taken, number, settings, self._server._strategy))
+            if finish is not None:
+                self._progress.arrays = finish(self._progress.arrays)
         self._count(taken, list(done.lost))
         told: dict[str, float] = {}
         if evaluate is not None and (number % settings.evaluate_every == 0 or number == settings.rounds):
@@ -270,7 +275,11 @@ class _Rounds:
             capture = Capture(
                 kind=settings.kind,
                 before={name: t for name, t in before.items() if not rules.is_buffer(name)},
-                shared={name: t for name, t in update.items() if not rules.is_buffer(name)},
+                shared={
+                    name: t - before[name] if settings.kind == "delta" else t
+                    for name, t in update.items()
+                    if not rules.is_buffer(name)
+                },
                 buffers={name: t for name, t in update.items() if rules.is_buffer(name)},
                 buffers_before={name: t for name, t in before.items() if rules.is_buffer(name) and name in update},
                 client=client,

@@ -31,7 +31,8 @@ class ServerSettings:
     minimum: Count = 2  # updates without which a round changes nothing, and nodes without which none begins
     wait: Positive = 300.0  # seconds to wait for nodes
     limit: Positive = 600.0  # seconds of a round; longer than a client trains, or it misses the next one too
-    kind: MessageKind = "weights"  # what clients send: weights (a mod may have protected their change), or a gradient
+    # What clients send: weights, or a gradient. "delta": weights too, but it was their change that was protected.
+    kind: MessageKind = "weights"
     aggregation: Aggregation = "mean"
     weighting: Literal["uniform", "size"] = "uniform"  # of the mean; "size": by the examples that clients tell
     trim: float = Field(default=0.2, ge=0, lt=0.5)  # of trimmed-mean: share of the clients cut off at each end
