@@ -10,7 +10,8 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
-from tests.flower.exchange import context
+
+from flower.exchange import context
 
 Answer = Callable[[Message, Context], Message | None]  # None: it never answers
 

@@ -7,12 +7,12 @@ import json
 import pytest
 import torch
 from flwr.app import Context, Message, RecordDict
-from tests.flower.exchange import arrays_of, asked, context, replied, small_model
 from torch.nn.functional import cross_entropy
 
 from fedveil.errors import FedveilError
 from fedveil.flower import guarded, protect
 from fedveil.flower.guarded import STATE
+from flower.exchange import arrays_of, asked, context, replied, small_model
 
 CHAIN = "gradient-dropout:keep=0.5,sigma=0.01+clip:norm=0.1,at=upload"
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from tests.flower.exchange import arrays_of, asked, context, replied, sending, small_model, trained
 from torch import Tensor
 
 from fedveil.defenses.base import Call, Defense
@@ -20,6 +19,7 @@ from fedveil.flower import protect
 from fedveil.flower.memory import FACTS
 from fedveil.streams import Streams
 from fedveil.tree import Tree
+from flower.exchange import arrays_of, asked, context, replied, sending, small_model, trained
 
 BUFFERS = ("1.running_mean", "1.running_var", "1.num_batches_tracked")
 LOUD = "gaussian-noise:sigma=1,at=upload"

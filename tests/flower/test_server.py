@@ -11,8 +11,6 @@ import pytest
 import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
-from tests.flower.exchange import arrays_of, replied, small_model
-from tests.flower.grids import Answer, Clock, FakeGrid
 from torch import Tensor
 
 import fedveil.flower.exchange
@@ -22,6 +20,8 @@ from fedveil.federation.schedule import sampled_clients
 from fedveil.flower import LocalSteps, Server, ServerSettings, introduce, protect
 from fedveil.flower.exchange import Exchange
 from fedveil.flower.roster import Roster
+from flower.exchange import arrays_of, replied, small_model
+from flower.grids import Answer, Clock, FakeGrid
 
 
 def client(by: float, examples: int = 10, **damage: Tensor) -> ClientApp:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.flower.grids import FakeGrid
 
 import fedveil as fv
 from fedveil.defenses.base import Defense
@@ -18,6 +17,7 @@ from fedveil.flower.task_client import app
 from fedveil.flower.task_server import federate
 from fedveil.flower.task_settings import KEY, SEEDED_NOISE, TRUTHS, TaskRun
 from fedveil.registry import defenses
+from flower.grids import FakeGrid
 
 TASK = {"data": "digits", "model": "mlp:hidden=[12]", "clients": 3, "limit": 150}
 FEDAVG = {"protocol": "fedavg", "rounds": 1, "batch_size": 16, "lr": 0.1, "local_epochs": 1}

@@ -19,11 +19,11 @@ from fedveil.errors import FedveilError
 if find_spec("flwr") is None:
     raise FedveilError("Flower is not installed: pip install 'fedveil[flower]'")
 
-from fedveil.flower.guarded import guarded
+from fedveil.flower.guarded import guarded, loader
 from fedveil.flower.protect import protect
 from fedveil.flower.roster import introduce
 from fedveil.flower.rules import Rules
 from fedveil.flower.server import Outcome, Server
 from fedveil.flower.settings import LocalSteps, ServerSettings
 
-__all__ = ["LocalSteps", "Outcome", "Rules", "Server", "ServerSettings", "guarded", "introduce", "protect"]
+__all__ = ["LocalSteps", "Outcome", "Rules", "Server", "ServerSettings", "guarded", "introduce", "loader", "protect"]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedveil.auditing.experiment import read_toml
 from fedveil.errors import FedveilError
 from fedveil.flower.keeping import ROUNDS
 from fedveil.flower.launch import Program, environment, program, simulating_superlink, write_connection
@@ -71,6 +72,39 @@ def run_task(run: TaskRun, where: Where, told: Callable[[dict[str, Any]], None] 
                 env[TRUTHS] = str(run.out / "truths")
         with simulating_superlink(Path(home), log, env) as port:
             return _submit(run, app, Path(home), f"127.0.0.1:{port}", where, told)
+
+
+def run_app(app: Path, nodes: int | None, overrides: Sequence[str], log: Path) -> int:
+    """Run an app in a simulation with as many nodes as its setting `clients` says, and show what Flower says."""
+    told = read_toml(app / "pyproject.toml")
+    try:
+        config = told["tool"]["flwr"]["app"].get("config", {})
+    except (KeyError, TypeError, AttributeError):
+        raise FedveilError(f"{app} is not a Flower app: its pyproject.toml has no [tool.flwr.app]") from None
+    count = nodes or config.get("clients")
+    if not isinstance(count, int):
+        raise FedveilError("how many clients to simulate is not among the app's settings: give --nodes")
+    log.write_text("", encoding="utf-8")
+    code = simulate_app(app, count, overrides, log)
+    print(log.read_text(encoding="utf-8", errors="replace"), end="")
+    return code
+
+
+def simulate_app(app: Path, nodes: int, overrides: Sequence[str], log: Path) -> int:
+    """Run any Flower app in a simulation of its own, with all off that would call home; returns `flwr run`'s exit code.
+
+    overrides: settings of the run, as `flwr run -c` takes them.
+    """
+    with tempfile.TemporaryDirectory(prefix="fedveil-") as home:
+        env = environment(Path(home), RAY_TMPDIR=home)
+        with simulating_superlink(Path(home), log, env) as port:
+            name = write_connection(Path(home), f"127.0.0.1:{port}", nodes=nodes)
+            told = [part for override in overrides for part in ("-c", override)]
+            started = Program([program("flwr"), "run", str(app), name, "--stream", *told], env, log)
+            try:
+                return started.wait(24 * 3600.0)
+            finally:
+                started.stop()
 
 
 def _submit(

@@ -9,10 +9,12 @@ from typing import Any, NamedTuple
 
 from flwr.app import ConfigRecord, Context, RecordDict
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
 
 from fedveil.clients.engine import Loss
 from fedveil.defenses.base import Defense
 from fedveil.defenses.chain import Chain
+from fedveil.defenses.poisson import poisson_loader
 from fedveil.errors import FedveilError
 from fedveil.flower.records import PARTITION, to_record, to_tensors
 from fedveil.guard.guard import Guard
@@ -79,6 +81,13 @@ def guarded(
     _keep(guard, context.state)
     rate = min(1.0, batch_size / dataset_size) if batch_size and dataset_size else 1.0
     context.state[NOTE] = ConfigRecord({"chain": str(local), "steps": steps, "example-rate": rate})
+
+
+def loader(guard: Guard, data: Dataset[Any], batch_size: int) -> DataLoader[Any]:
+    """Batches of one epoch: drawn by chance where a defense needs that (DP-SGD), else all examples in a new order."""
+    if guard.chain.random_sizes:
+        return poisson_loader(data, batch_size)
+    return DataLoader(data, batch_size=batch_size, shuffle=True)
 
 
 def training_part(chain: Chain) -> Chain:

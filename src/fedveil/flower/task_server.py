@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import logging
 import math
@@ -87,7 +86,7 @@ def _save(run: TaskRun, task: Task, outcome: Outcome) -> None:
     told: dict[str, Any] = {
         "rounds": len(outcome.history),
         "evaluation": outcome.history[-1].evaluation,
-        "guarantee": {name: _finite(value) for name, value in dataclasses.asdict(promised).items()},
+        "guarantee": {name: _finite(getattr(promised, name)) for name in ("sentence", "formal", "epsilon", "delta")},
     }
     write_atomically(run.out / OUTCOME, json.dumps(told, indent=1).encode())
 
