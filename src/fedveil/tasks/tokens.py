@@ -181,6 +181,12 @@ def _sentences(data: LoadedText, part: TextPart, vocabulary: Vocabulary, form: T
                 raise FedveilError(f"{data.name}: the tokenizer finds no tokens in {part.texts[index]!r:.60}")
             sizes[index] = len(encoding.ids)
             ids[index, : len(encoding.ids)] = encoding.ids
+            if encoding.overflowing and data.longer == "refuse":
+                size = len(encoding.ids) + sum(len(more.ids) for more in encoding.overflowing)
+                raise FedveilError(
+                    f"{data.name}: {part.texts[index]!r:.60} has about {size} tokens, more than length={data.length}: "
+                    "use a greater length, or longer=cut"
+                )
             cut += bool(encoding.overflowing)
     return TokenPart(ids, sizes, part.labels, form.width, form), cut
 
