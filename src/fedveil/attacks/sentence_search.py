@@ -13,7 +13,9 @@ from fedveil.tasks.text_form import NO_TOKEN, TextForm
 
 DRAWN = 64  # sentences that are drawn at first
 CLIMBERS = 8  # of these, the ones that are improved
+NOISY = 2  # the same under noise, where no sentence can fit exactly, and sweeps
 SWEEPS = 6  # times that every token of a sentence may change
+LENGTHS = 3  # of a noisy update, that are looked at
 TRIES = 4  # times that all of this is done anew, where nothing fits
 BEAM = 32  # beginnings of sentences that are carried on, of a model that looks back alone
 
@@ -49,6 +51,8 @@ def whole_sentences(fit: SentenceFit, options: Options, random: Generator) -> li
     """
     found: dict[tuple[int, ...], float] = {}
     every = by_length(fit.layers.form, options)
+    if not fit.clean:
+        every = likely_lengths(fit, every)
     for attempt in range(TRIES):
         for choices in every:
             if attempt and all(len(choice) == 1 for choice in choices):
@@ -60,6 +64,14 @@ def whole_sentences(fit: SentenceFit, options: Options, random: Generator) -> li
         if not fit.clean:  # no sentence will ever fit exactly
             break
     return _sorted(found)
+
+
+def likely_lengths(fit: SentenceFit, every: list[list[list[int]]]) -> list[list[list[int]]]:
+    """Of all lengths the few that explain most of a noisy update with the first option at each place."""
+    firsts = [laid_out([[choice[0] for choice in choices]], len(choices))[0] for choices in every]
+    explained = [fit.explained(each) for each in firsts]
+    order = sorted(range(len(every)), key=lambda place: -explained[place])
+    return [every[place] for place in order[:LENGTHS]]
 
 
 def _sorted(found: dict[tuple[int, ...], float]) -> list[Candidate]:
@@ -90,11 +102,11 @@ def _climbed(fit: SentenceFit, choices: Sequence[Sequence[int]], random: Generat
     drawn = {tuple(_drawn(choice, random) for choice in choices) for _ in range(DRAWN)}
     drawn.add(tuple(choice[0] for choice in choices))
     rows = laid_out(sorted(drawn), places)
-    best = fit.misfit(rows).argsort()[:CLIMBERS]
+    best = fit.misfit(rows).argsort()[: CLIMBERS if fit.clean else NOISY]
     rows = rows[best]
     misfit = fit.misfit(rows)
     free = [place for place, choice in enumerate(choices) if len(choice) > 1]
-    for _ in range(SWEEPS):
+    for _ in range(SWEEPS if fit.clean else NOISY):
         before = misfit.clone()
         for place in [free[i] for i in torch.randperm(len(free), generator=random).tolist()]:
             options = torch.tensor(choices[place], dtype=torch.float32)

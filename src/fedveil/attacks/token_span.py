@@ -25,6 +25,7 @@ from fedveil.tree import Tree
 
 AT_ONCE = 4  # victims of a piece
 COARSE = 1e-4  # outside of the span, in single precision, of what is looked at again in double
+NOISY = 4  # how many times fewer options are looked at under noise
 SLACK = 2.0  # how much farther outside than the best token at its place one may be, under noise
 SECONDS = 3e-7  # for one token at one place
 
@@ -163,17 +164,21 @@ def best_of(fit: SentenceFit, candidates: Sequence[Candidate], found: Sequence[F
     return [firsts[length][rank] for rank in ranks for length in order if rank < len(firsts[length])]
 
 
-def in_span(fits: Sequence[SentenceFit], most: int, tokens: Tensor | None = None) -> list[list[list[int]]]:
+def in_span(fits: Sequence[SentenceFit], at_most: int, tokens: Tensor | None = None) -> list[list[list[int]]]:
     """The tokens that may stand at every place, by the span of each victim's gradient: the likeliest first.
 
-    most: options at one place. tokens: those in question, by default the whole vocabulary.
+    at_most: options at one place, fewer under noise. tokens: those in question, by default the whole vocabulary.
     """
     form = fits[0].layers.form
     numbers = torch.arange(form.entries) if tokens is None else tokens
     places = _reached(fits)
-    every = []
+    every: list[list[list[int]]] = []
     for fit, outside in zip(fits, pairs_outside(fits, numbers, places), strict=True):
-        options = []
+        options: list[list[int]] = []
+        if not fit.spans[0].rank:  # noise alone
+            every.append([[] for _ in range(places)])
+            continue
+        most = at_most if fit.clean else max(1, at_most // NOISY)
         for place in range(places):
             values, order = outside[:, place].sort()
             chosen = order[:most][values[:most] <= max(COARSE, SLACK * float(values[0]))]
