@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from fedveil.cli import canary as canary_command
+from fedveil.cli import compare as compare_command
 from fedveil.cli import data as data_command
 from fedveil.cli import prior as prior_command
 from fedveil.cli.display import Stopped, debugging, set_up_logging
@@ -35,6 +36,7 @@ app = typer.Typer(
 app.add_typer(data_command.app, name="data")
 app.add_typer(prior_command.app, name="prior")
 app.command("canary")(canary_command.canary)
+app.command("compare")(compare_command.compare)
 store_app = typer.Typer(help="List and remove what audits keep for each other.")
 app.add_typer(store_app, name="store")
 
