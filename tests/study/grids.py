@@ -6,7 +6,7 @@ from typing import Any
 
 from fedveil import Experiment
 
-ATTACK = "inverting-gradients:steps=4,restarts=1,signed=false,refine=false"
+ATTACK = "inverting-gradients:steps=4,restarts=1,polish=0"
 
 
 def small(**changes: Any) -> Experiment:

@@ -238,7 +238,7 @@ def compared(
         left_out=plan.left_out,
         warnings=_warnings(bare),
         command=plan.grid.command,
-        config=plain_settings(plan.base) | {"task": first.provenance.config.get("task", {})},
+        config=plain_settings(plan.base) | {"task": dict(first.provenance.config.get("task", {}))},
         versions=first.provenance.versions,
         started=started,
         seconds=time.perf_counter() - begun,

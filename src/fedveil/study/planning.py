@@ -125,7 +125,7 @@ def _roles(shop: Workshop, attack: Attack, result: str) -> Sequence[tuple[str, f
 
 
 def _step_seconds(prepared: Prepared) -> float:
-    """What a client's step takes: the shortest of a few, since the first pays for set-up and others may be disturbed."""
+    """What a client's step takes: the shortest of a few, as the first pays for set-up and any may be disturbed."""
     found = []
     for _ in range(TRIALS):
         start = time.perf_counter()

@@ -137,4 +137,5 @@ class _ResultForm:
 
 def plain_settings(experiment: Experiment) -> dict[str, Any]:
     """The experiment's settings without its defense and seed: what all audits of a comparison share."""
-    return {name: value for name, value in experiment.described().items() if name not in ("defense", "seed")}
+    told = {name: value for name, value in experiment.described().items() if name not in ("defense", "seed")}
+    return dict(json.loads(json.dumps(told, default=str)))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fedveil.defenses.base import Defense
 from fedveil.defenses.chain import BETWEEN, Chain
 from fedveil.errors import FedveilError
-from fedveil.fields import parse_spec
+from fedveil.fields import parse_spec, split_commas
 from fedveil.registry import defenses
 
 ALL = "all"  # in the place of names: every registered defense
@@ -67,7 +67,7 @@ def families(text: str) -> list[str]:
     ['fedem', 'gradient-dropout:keep=0.8,sigma=0.01', 'clip+gaussian-noise']
     """
     found: list[str] = []
-    for part in text.split(","):
+    for part in split_commas(text):
         name = re.split(r"[:+]", part.strip())[0]
         if found and "=" in name and "=" not in found[-1].partition(":")[0]:
             found[-1] += f",{part}"  # one more field of the last
