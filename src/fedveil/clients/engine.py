@@ -286,8 +286,9 @@ class Engine(Passes):
         self, params: Tree, buffers: Tree, inputs: Inputs, targets: Tensor, streams: Streams, *, make: bool = False
     ) -> bool:
         """Whether there is a package for gradients of such arguments of a whole chunk; `make` one if there is none."""
-        arguments = _Stacked(params, buffers, self._keys(targets, streams), inputs, targets).plain()
-        one_copy, arguments = params.repeated or len(targets) == 1, pad_clients(arguments, self.chunk)
+        stacked = _Stacked(params, buffers, self._keys(targets, streams), inputs, targets).plain()
+        arguments = pad_clients(map_nested(lambda tensor: tensor[: self.chunk], stacked), self.chunk)
+        one_copy = params.repeated or len(targets) == 1
         if one_copy:
             arguments = ({name: tensor[0] for name, tensor in arguments[0].items()}, *arguments[1:])
         key = (Gradient(), one_copy, self.chunk, shapes_behind(arguments[3:]), self._modes())

@@ -27,7 +27,7 @@ from fedveil.federation.observers import Observer
 from fedveil.federation.own_models import own_utilities
 from fedveil.federation.perturbation import perturbation
 from fedveil.federation.plan import Plan
-from fedveil.federation.prepare import keep_compiled, prepare
+from fedveil.federation.prepare import compiles_evaluation, keep_compiled, prepare
 from fedveil.federation.progress import ProgressBar
 from fedveil.federation.rehearsal import dry_step
 from fedveil.federation.resumable import check_resumable
@@ -167,7 +167,8 @@ def _try_memories(prepared: Prepared, states: ClientStates, path: Path) -> None:
 def _rounds(prepared: Prepared, kept: RunFolder | None, state: RunState | None) -> Run:
     """All rounds that are left, and the result."""
     plan = prepared.plan
-    evaluator = Evaluator(plan.task, prepared.device)
+    compiled = prepared.engine.backend == "compiled" and compiles_evaluation(plan.task, plan.settings)
+    evaluator = Evaluator(plan.task, prepared.device, compiled=compiled)
     captured: list[Captured] = []
     if state is None:
         state = _start(prepared, evaluator)
