@@ -20,6 +20,7 @@ from torch.func import vmap
 from fedveil.clients.compiling import compile_once, compiler_found
 from fedveil.clients.draws import DrawWatch
 from fedveil.clients.dropout import KeyedDropout, keyed_for_a_while
+from fedveil.clients.graph import NotUnderstood
 from fedveil.clients.identity import code_of, identity
 from fedveil.clients.nested import map_nested, pad_clients, shapes_behind, zip_nested
 from fedveil.clients.packages import Package, Wanted, packaged
@@ -32,6 +33,7 @@ from fedveil.clients.quantities import (
     Features,
     Gradient,
     InputGradient,
+    LocalSensitivity,
     MeanLoss,
     Quantity,
     Sensitivity,
@@ -185,7 +187,12 @@ class Engine(Passes):
         examples mix (batch norm), an example's share in the features of others counts too.
         """
         self._require(layer)
-        return self._run(Sensitivity(layer), params, buffers, inputs, chosen, streams)  # type: ignore[no-any-return]
+        arguments = params, buffers, inputs, chosen, streams
+        try:
+            looping = self if self.backend == "loop" else self.again("loop")
+            return looping._run(LocalSensitivity(layer), *arguments)  # type: ignore[no-any-return]
+        except NotUnderstood:
+            return self._run(Sensitivity(layer), *arguments)  # type: ignore[no-any-return]
 
     def _require_apart(self) -> None:
         if any(isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training for m in self.model.modules()):
