@@ -14,6 +14,7 @@ from fedveil.attacks.text_layers import LOOKED_AT, TextLayers
 from fedveil.tasks.text_form import NO_TOKEN
 
 EXACT = 1e-6  # what is outside of the span by less is in it, but for rounding
+LEFT = 5e-6  # of the largest singular value: what rounding leaves of a gradient that was taken off
 AT_ONCE = 2**24  # numbers of embeddings that are looked at together
 
 
@@ -26,8 +27,18 @@ class SentenceFit:
     rows: Mapping[int, Tensor]  # the gradients themselves, (outputs, width), with a column more for biases
 
     @classmethod
-    def of(cls, layers: TextLayers, gradient: Mapping[str, Tensor], weight: Mapping[str, Tensor] | None = None) -> Self:
-        """The spans of one gradient, whose entries are trusted by `weight`."""
+    def of(
+        cls,
+        layers: TextLayers,
+        gradient: Mapping[str, Tensor],
+        weight: Mapping[str, Tensor] | None = None,
+        *,
+        left_of: SentenceFit | None = None,
+    ) -> Self:
+        """The spans of one gradient, whose entries are trusted by `weight`.
+
+        left_of: the gradient is what is left of this one, and carries the errors of rounding that it had.
+        """
         numbers = [number for number in range(1 + LOOKED_AT) if number < len(layers.groups)]
         spans, rows = {}, {}
         for number in numbers:
@@ -35,7 +46,8 @@ class SentenceFit:
             kept = slice(None) if group.biased(gradient) else slice(-1)
             trust = None if weight is None else group.rows(weight)[:, kept]
             rows[number] = group.rows(gradient)[:, kept]
-            spans[number] = Span.of(rows[number], trust)
+            least = 0.0 if left_of is None else LEFT * left_of.spans[number].largest
+            spans[number] = Span.of(rows[number], trust, least=least)
         return cls(layers, spans, rows)
 
     @property

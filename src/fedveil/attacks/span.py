@@ -25,6 +25,7 @@ class Span:
     share: Tensor  # (r,): how much of each direction is signal, by its singular value
     noise: float  # standard deviation of an entry
     clean: bool = True  # whether that is no more than rounding
+    largest: float = 0.0  # singular value
 
     @property
     def rank(self) -> int:
@@ -32,13 +33,14 @@ class Span:
         return len(self.directions)
 
     @classmethod
-    def of(cls, rows: Tensor, weight: Tensor | None = None) -> Self:
+    def of(cls, rows: Tensor, weight: Tensor | None = None, *, least: float = 0.0) -> Self:
         """The span of a gradient (m, n) whose noise is estimated from its own singular values.
 
         The rank comes from that noise. The lowest fifth of the singular values belongs to it as long as there are
         fewer tokens than four fifths of the columns, and says how large it is; rounding is the least noise there is.
 
         weight: trust in each entry; those with less than half of the most are filled in from the others.
+        least: singular values below are left out, whatever the noise is.
         """
         matrix = rows.double()
         if weight is not None:
@@ -49,14 +51,11 @@ class Span:
         rounding = ROUNDING * torch.finfo(rows.dtype).eps * float(values[0]) / math.sqrt(small * large)
         measured = _low(values) / _low_of_noise(small, large)
         noise = max(measured, rounding)
-        rank = int((values > NOISE_FACTOR * noise * (math.sqrt(large) + math.sqrt(small))).sum())
+        edge = max(NOISE_FACTOR * noise * (math.sqrt(large) + math.sqrt(small)), least)
+        rank = int((values > edge).sum())
         signal = (values[:rank].square() - noise**2 * large).clamp_min(0)
-        return cls(
-            directions[:rank],
-            signal / (signal + noise**2 * large).clamp_min(1e-300),
-            noise,
-            measured < CLEAN * rounding,
-        )
+        share = signal / (signal + noise**2 * large).clamp_min(1e-300)
+        return cls(directions[:rank], share, noise, measured < CLEAN * rounding, float(values[0]))
 
     def outside(self, vectors: Tensor) -> Tensor:
         """How much of each vector (..., n) lies outside, between 0 and 1: squared lengths compared.
