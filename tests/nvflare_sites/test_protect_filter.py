@@ -265,6 +265,44 @@ def test_buffers_are_withheld_or_shared():
         ProtectFilter("spm", of="weights").process(result(after), context())
 
 
+# ---- what is received -----------------------------------------------------------------------------------------
+
+
+def imprinted():
+    rows = np.tile(np.linspace(0.1, 1.0, 16, dtype=np.float32), (8, 1))
+    return {"in.weight": rows, "in.bias": np.linspace(0, 1, 8, dtype=np.float32)}
+
+
+def test_a_malicious_model_is_refused_or_logged(caplog):
+    task = DXO(DataKind.WEIGHTS, imprinted()).to_shareable()
+    with pytest.raises(ContentBlockedException, match=r"looks malicious: imprint block in in\.weight"):
+        ReceiveFilter().process(task, context())
+    assert ReceiveFilter("log").process(task, context()) is task
+    assert "fedveil: the received model: imprint block" in caplog.text
+    caplog.clear()
+    assert ReceiveFilter("ignore").process(task, context()) is task
+    assert not caplog.text
+    with pytest.raises(FedveilError, match="suspicious is 'refuse'"):
+        ReceiveFilter("never")
+
+
+def noisy(seed=0):
+    random = np.random.default_rng(seed)
+    return {name: random.normal(size=array.shape).astype(np.float32) for name, array in model().items()}
+
+
+def test_a_model_of_another_form_than_before_is_refused():
+    receive = ReceiveFilter()
+    receive.process(DXO(DataKind.WEIGHTS, noisy()).to_shareable(), context())
+    with pytest.raises(ContentBlockedException, match="changed architecture"):
+        receive.process(DXO(DataKind.WEIGHTS, {**noisy(), **imprinted()}).to_shareable(), context())
+
+
+def test_a_task_without_a_model_passes():
+    task = Shareable({"question": 1})
+    assert ReceiveFilter().process(task, context()) is task
+
+
 # ---- what was spent -----------------------------------------------------------------------------------------
 
 
