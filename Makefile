@@ -32,7 +32,7 @@ lint: $(READY)
 
 # Two processes with one thread each beat one process with two on small models.
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not deployment"
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow
