@@ -87,10 +87,15 @@ class Line(_Part):
 
     name: str
     defense: str = "none"
+    by_group: dict[str, str] = {}  # in place of it in some groups
     set: dict[str, Any] = {}
     metric: str = ""  # in place of the columns'
     own: bool = False  # the method that the paper proposes
     note: str = ""
+
+    def defense_in(self, group: str) -> str:
+        """The defense of this row in a group."""
+        return self.by_group.get(group, self.defense)
 
 
 class Read(_Part):
@@ -178,8 +183,13 @@ class Study(_Part):
         changes = dict(self.scale.get(scale, {}))
         if scale == "smoke":
             changes = {**SMOKE, **changes}
-        seeds = changes.pop("seeds", self.seeds)
-        scaled = Scaled(self, scale, changes, list(seeds))
+        seeds, only = changes.pop("seeds", self.seeds), changes.pop("only", None)
+        by_group = changes.pop("groups", {})
+        wrong = [name for name in (*(only or ()), *by_group) if name not in {group.name for group in self.groups}]
+        if wrong:
+            raise FedveilError(f"scale '{scale}' names the group '{wrong[0]}', which is not in the study")
+        kept = [group for group in self.groups if only is None or group.name in only]
+        scaled = Scaled(self, scale, changes, list(seeds), kept, dict(by_group))
         return scaled, scaled.cuts()
 
 
@@ -191,14 +201,17 @@ class Scaled:
     scale: str
     changes: dict[str, Any]  # of an audit's keys, over those of groups, rows and columns
     seeds: list[int]
+    groups: list[Group]  # that are run at this scale
+    by_group: dict[str, dict[str, Any]]  # further changes in some of them
 
     def experiment(self, group: Group, row: Line, column: Read, seed: int) -> Experiment:
         """The audit behind a cell of the table."""
         data = {key: dict(value) if isinstance(value, dict) else value for key, value in self.study.settings.items()}
-        for changes in (group.set, row.set, column.set, self.changes):
+        for changes in (group.set, row.set, column.set, self.changes, self.by_group.get(group.name, {})):
             for key, value in changes.items():
                 _put(data, key, value)
-        data |= {"seed": seed, "defense": [] if row.defense == "none" else row.defense}
+        defense = row.defense_in(group.name)
+        data |= {"seed": seed, "defense": [] if defense == "none" else defense}
         if self.scale == "smoke":
             _shrink(data)
         try:
@@ -221,14 +234,15 @@ class Scaled:
         """All cells of the table."""
         return (
             (group, row, column)
-            for group in self.study.groups
+            for group in self.groups
             for row in self.study.rows
             for column in self.study.columns
         )
 
     def cell_name(self, group: Group, row: Line, column: Read, seed: int) -> str:
         """What the audit behind a cell is called; columns that set nothing share one."""
-        parts = [group.name, row.name if not row.metric else row.defense, column.head if column.set else ""]
+        shared = row.name if not row.metric else row.defense_in(group.name)
+        parts = [group.name, shared, column.head if column.set else ""]
         return ", ".join([*(part for part in parts if part), f"seed {seed}"])
 
     def cuts(self) -> list[str]:
@@ -236,6 +250,9 @@ class Scaled:
         if self.scale == "paper":
             return []
         cuts = [f"{key} = {value}" for key, value in self.changes.items()]
+        cuts += [f"{name}: {key} = {value}" for name, each in self.by_group.items() for key, value in each.items()]
+        if len(self.groups) < len(self.study.groups):
+            cuts.append(f"only {', '.join(group.name for group in self.groups)}")
         if self.seeds != self.study.seeds:
             cuts.append(f"{len(self.seeds)} of {len(self.study.seeds)} seeds")
         if self.scale == "smoke":

@@ -83,7 +83,7 @@ def _overturned(outcome: Outcome, group: str) -> list[str]:
             if other is None or _overlap(value.ours, other) or not metric.leaks_more(other.mean, value.ours.mean):
                 continue
             told.append(
-                f"{value.row}, {value.column}: {value.ours.mean:.3g} for the attacker of the paper, {other.mean:.3g} for "
-                f"one {who}: it protects less than the table shows."
+                f"{value.row}, {value.column}: {value.ours.mean:.3g} for the attacker of the paper, {other.mean:.3g} "
+                f"for one {who}: it protects less than the table shows."
             )
     return told
