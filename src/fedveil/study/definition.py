@@ -233,10 +233,7 @@ class Scaled:
     def places(self) -> Iterator[tuple[Group, Line, Read]]:
         """All cells of the table."""
         return (
-            (group, row, column)
-            for group in self.groups
-            for row in self.study.rows
-            for column in self.study.columns
+            (group, row, column) for group in self.groups for row in self.study.rows for column in self.study.columns
         )
 
     def cell_name(self, group: Group, row: Line, column: Read, seed: int) -> str:

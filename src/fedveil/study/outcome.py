@@ -128,7 +128,9 @@ def outcome_of(scaled: Scaled, audits: Mapping[str, AuditResult], missing: Mappi
 
 def _value(group: Group, row: Line, column: Read, results: Sequence[Result], printed: str, why: str) -> Value:
     metric = row.metric or column.metric
-    role: Role = "ceiling" if row.defense_in(group.name) == "none" and column.role in ("naive", "adaptive") else column.role
+    role: Role = (
+        "ceiling" if row.defense_in(group.name) == "none" and column.role in ("naive", "adaptive") else column.role
+    )
     ours = _read(results, metric, role, column) if results else None
     leaks = metric not in UTILITY and not column.at
     made = Value(

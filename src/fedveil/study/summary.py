@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -50,17 +49,41 @@ def _tau(printed: Sequence[float | None], ours: object) -> float:
 
 
 def _column(outcome: Outcome, values: Sequence[Value], column: str) -> list[str]:
+    """Of one column: rows that show different metrics have no common order."""
+    told = []
+    metrics = dict.fromkeys(each.metric for each in values)
+    for metric in metrics:
+        mine = [each for each in values if each.metric == metric and each.ours is not None]
+        name = column if len(metrics) == 1 else f"{column}, {metric}"
+        told += [f"{name}: {sentence}" for sentence in (_ordered(mine), _noise(outcome, mine)) if sentence]
+    return told
+
+
+def _ordered(values: Sequence[Value]) -> str:
     tau = order(values)
     if tau is None:
-        return []
+        return ""
+    if not all(map(_spread_known, values)):
+        return f"Kendall's τ {tau.mean:.2f} over {tau.count} rows; how much is noise is not known from one run."
     verdict = "the published order holds" if tau.low > 0 else "the order is reversed" if tau.high < 0 else "undecided"
-    told = [f"{column}: {verdict} (Kendall's τ {tau.mean:.2f} [{tau.low:.2f}, {tau.high:.2f}] over {tau.count} rows)."]
-    known = [each for each in values if each.ours is not None]
-    pairs = [(a, b) for a, b in itertools.combinations(known, 2) if a.row in outcome.own or b.row in outcome.own]
-    noise = [f"{a.row} and {b.row}" for a, b in pairs if _overlap(a.ours, b.ours)]
-    if noise:
-        told.append(f"{column}: within noise: {'; '.join(noise)}.")
-    return told
+    return f"{verdict} (Kendall's τ {tau.mean:.2f} [{tau.low:.2f}, {tau.high:.2f}] over {tau.count} rows)."
+
+
+def _noise(outcome: Outcome, values: Sequence[Value]) -> str:
+    """Which rows cannot be told from the paper's own method."""
+    if not all(map(_spread_known, values)):
+        return ""
+    found = []
+    for own in (each for each in values if each.row in outcome.own):
+        others = [each for each in values if each.row not in outcome.own]
+        alike = [each.row for each in others if _overlap(own.ours, each.ours)]
+        if alike:
+            found.append(f"{own.row} is within noise of {_all_of(alike, others)}")
+    return "; ".join(found) + "." if found else ""
+
+
+def _spread_known(value: Value) -> bool:
+    return value.ours is not None and (value.ours.count > 1 or value.ours.high > value.ours.low)
 
 
 def _overlap(a: Estimate | None, b: Estimate | None) -> bool:
@@ -87,3 +110,7 @@ def _overturned(outcome: Outcome, group: str) -> list[str]:
                 f"for one {who}: it protects less than the table shows."
             )
     return told
+
+
+def _all_of(alike: Sequence[str], others: Sequence[Value]) -> str:
+    return "all others" if len(alike) == len(others) > 1 else ", ".join(alike)
