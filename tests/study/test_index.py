@@ -51,7 +51,7 @@ def test_a_newer_or_damaged_index_is_told_in_a_line(tmp_path: Path) -> None:
     database = sqlite3.connect(tmp_path / FILE)
     database.execute("pragma user_version = 99")
     database.close()
-    with pytest.raises(FedveilError, match=r"written by a newer fedveil .version 99"):
+    with pytest.raises(FedveilError, match=r"written by a newer fedveil \(version 99"):
         Index(tmp_path)
     (tmp_path / FILE).write_bytes(b"no database at all " * 100)
     with pytest.raises(FedveilError, match="It may be removed: what was computed lies beside it"):

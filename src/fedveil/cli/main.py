@@ -18,6 +18,7 @@ from fedveil.cli import federate as federate_command
 from fedveil.cli import flower as flower_command
 from fedveil.cli import prior as prior_command
 from fedveil.cli import site as site_command
+from fedveil.cli import study as study_command
 from fedveil.cli.display import Stopped, debugging, set_up_logging
 from fedveil.cli.listing import KINDS, kinds_like, names_like, show_list
 from fedveil.cli.options import SETTINGS, Given, names_of, with_settings
@@ -40,6 +41,7 @@ app.add_typer(data_command.app, name="data")
 app.add_typer(prior_command.app, name="prior")
 app.add_typer(flower_command.app, name="flower")
 app.add_typer(site_command.app, name="site")
+app.add_typer(study_command.app, name="study")
 app.command("canary")(canary_command.canary)
 app.command("compare")(compare_command.compare)
 app.command("federate")(federate_command.federate)

@@ -108,7 +108,8 @@ class Job:
 _rooms: dict[Path, Rooms] = {}  # of this process, which finds its tasks and engines again
 
 
-def _make(job: Job) -> float:
+def make_job(job: Job) -> float:
+    """Make the result of one cell in this process; returns the seconds that it took."""
     rooms = _rooms.get(job.folder)
     if rooms is None:
         rooms = _rooms[job.folder] = Rooms(IndexedStore(job.folder), Workers(1))
@@ -124,6 +125,6 @@ def _in_processes(grid: Grid, store: IndexedStore, workers: Workers, done: Done 
     # What cells have in common is made by the first of each task and seed; the others would only wait for it.
     first = {alike(job.grid.cells[0].experiment): job for job in reversed(jobs)}
     for wave in (list(first.values()), [job for job in jobs if job not in first.values()]):
-        for job, seconds in zip(wave, workers.map(_make, wave), strict=True):
+        for job, seconds in zip(wave, workers.map(make_job, wave), strict=True):
             if done is not None:
                 done(job.grid.cells[0], seconds)
