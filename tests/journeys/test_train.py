@@ -35,6 +35,21 @@ def test_the_guarantee_is_printed_and_kept(fedveil: Fedveil, tmp_path: Path) -> 
     assert "Formal guarantee: none." in bare.out
 
 
+def test_the_line_that_does_it_again_names_the_backend_and_gives_the_same_bits(
+    fedveil: Fedveil, tmp_path: Path
+) -> None:
+    assert fedveil("train", *SMALL, "--rounds", "1", "--quiet", "--out", "a").code == 0
+    backend = history(tmp_path / "a")["backend"]
+    first = (tmp_path / "a/config.toml").read_text(encoding="utf-8").splitlines()[0]
+    assert first.startswith(f"# fedveil train --config config.toml --backend {backend} does this again")
+    options = ("--config", "a/config.toml", "--backend", str(backend), "--quiet", "--out", "b")
+    assert fedveil("train", *options).code == 0
+    assert (
+        (tmp_path / "b/config.toml").read_text(encoding="utf-8").startswith("# fedveil train --config config.toml does")
+    )
+    assert (tmp_path / "a/model.safetensors").read_bytes() == (tmp_path / "b/model.safetensors").read_bytes()
+
+
 def test_of_a_run_that_stops_early_the_rounds_that_were_count(fedveil: Fedveil, tmp_path: Path) -> None:
     # At a rate of nearly nothing the validation accuracy never rises.
     options = (*SMALL, *DP, "--lr", "1e-12", "--split", "60/20/20", "--out")
