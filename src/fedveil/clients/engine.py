@@ -27,6 +27,7 @@ from fedveil.clients.packages import Package, Wanted, packaged
 from fedveil.clients.passes import Loss as Loss  # re-exported
 from fedveil.clients.passes import OneClient, Passes
 from fedveil.clients.passes import Tensors as Tensors  # re-exported
+from fedveil.clients.per_example import ClippedSum
 from fedveil.clients.quantities import (
     ExampleGradients,
     Features,
@@ -139,12 +140,20 @@ class Engine(Passes):
 
     def example_gradients(self, params: Tree, buffers: Tree, inputs: Inputs, targets: Tensor, streams: Streams) -> Tree:
         """The gradient of every single example: tensors of shape (K, B, ...)."""
-        if any(isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training for m in self.model.modules()):
-            raise FedveilError(
-                "per-example gradients do not exist under batch norm, which mixes the examples of a batch: "
-                "use a model with group norm (resnet18:norm=group) or none"
-            )
+        self._require_apart()
         return _tree(self._run(ExampleGradients(), params, buffers, inputs, targets, streams))
+
+    def clipped_sum(
+        self, bound: float, params: Tree, buffers: Tree, inputs: Inputs, targets: Tensor, streams: Streams
+    ) -> tuple[Tree, Tensor]:
+        """The sum of every client's example gradients, each scaled down to a norm of `bound`, and the mean losses.
+
+        One client at a time, whatever the backend: that takes one pass of a whole batch. See `clients/per_example.py`.
+        """
+        self._require_apart()
+        looping = self if self.backend == "loop" else self.again("loop")
+        total, loss = looping._run(ClippedSum(bound), params, buffers, inputs, targets, streams)
+        return _tree(total), loss
 
     def loss(self, params: Tree, buffers: Tree, inputs: Inputs, targets: Tensor, streams: Streams) -> Tensor:
         """Each client's mean loss: shape (K,)."""
@@ -178,6 +187,13 @@ class Engine(Passes):
         """
         self._require(layer)
         return self._run(Sensitivity(layer), params, buffers, inputs, chosen, streams)  # type: ignore[no-any-return]
+
+    def _require_apart(self) -> None:
+        if any(isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training for m in self.model.modules()):
+            raise FedveilError(
+                "per-example gradients do not exist under batch norm, which mixes the examples of a batch: "
+                "use a model with group norm (resnet18:norm=group) or none"
+            )
 
     def _require(self, layer: str) -> None:
         if layer not in dict(self.model.named_modules()):
