@@ -2,8 +2,9 @@
 
 `loop` runs any `nn.Module` one client after another with plain autograd. `stacked` runs all clients of a chunk at
 once through `torch.func.vmap`. `compiled` compiles that with a fixed number of clients: the last chunk is filled
-with whole dummy clients, so one graph serves any number of clients. Examples are never padded: under batch norm
-that would change the answer. What is computed is a `Quantity`; how one client goes through the model, `Passes` knows.
+with whole dummy clients, so one graph serves any number of clients; the code is kept for later runs (`packages`).
+Examples are never padded: under batch norm that would change the answer. What is computed is a `Quantity`; how one
+client goes through the model, `Passes` knows.
 """
 
 from __future__ import annotations

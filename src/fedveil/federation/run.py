@@ -18,6 +18,7 @@ from fedveil.defenses.chain import Chain, ClientStates
 from fedveil.errors import FedveilError, one_line
 from fedveil.federation.capture import Captured
 from fedveil.federation.checkpoint import Machinery, RunState
+from fedveil.federation.chunk_workers import ready
 from fedveil.federation.client_memory import ClientMemory
 from fedveil.federation.evaluate import Evaluator
 from fedveil.federation.fedavg import fedavg_round
@@ -128,6 +129,8 @@ def train(
         prepared = replace(prepared, engine=engine, observers=(*prepared.observers, *observers))
         if kept and state:
             _try_memories(prepared, state.memory.states, kept.checkpoint)
+        if prepared.workers is not None:
+            prepared.workers.start(ready)  # while this process compiles and evaluates
         keep_compiled(prepared)
         for observer in prepared.observers:
             stack.callback(observer.on_stop)
