@@ -29,6 +29,7 @@ from benchmarks import (
     profiles,
     records,
     utility,
+    whole_jobs,
 )
 from benchmarks.tables import Table
 from fedveil.memory import keep_freed_memory
@@ -54,6 +55,9 @@ PARTS: dict[str, Callable[[], list[Table] | Iterable[list[Table]]]] = {
     "records": records.measure,
     "guard": guard.measure,
     "utility": utility.measure,
+    "fedavg-as-it-comes": whole_jobs.fedavg_as_it_comes,
+    "verdicts": whole_jobs.verdicts,
+    "memory": whole_jobs.memory,
 }
 
 
