@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 BASE := $(VENV)/.base-ready
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test test-slow lint format stubs bench fuzz kill clean
+.PHONY: setup demo test test-slow test-deployment lint format stubs bench fuzz kill clean
 
 setup: $(READY)
 
@@ -32,10 +32,14 @@ lint: $(READY)
 
 # Two processes with one thread each beat one process with two on small models.
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not deployment"
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow
+
+# A Flower deployment on this machine: SuperLink, four SuperNodes, TLS, and nearly everything going wrong once.
+test-deployment: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m deployment tests/flower
 
 format: $(READY)
 	$(BIN)/ruff check --fix .

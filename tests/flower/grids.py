@@ -85,5 +85,5 @@ class FakeGrid(Grid):
     def create_message(self, *_: Any, **__: Any) -> Message:
         raise NotImplementedError
 
-    def send_and_receive(self, *_: Any, **__: Any) -> Iterable[Message]:
-        raise NotImplementedError
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        return self.pull_messages(self.push_messages(messages))
