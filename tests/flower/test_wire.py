@@ -122,7 +122,9 @@ def test_secure_aggregation_with_a_defense_inside_gives_the_mean_to_the_quantiza
     def fit(message: Message, held: Context) -> Message:
         partition = int(held.node_config["partition-id"])
         old = message.content["fitins.parameters"]
-        arrays = ArrayRecord({name: Array(array.numpy() + partition + 1) for name, array in old.items()})
+        change = np.zeros(9, dtype=np.float32)
+        change[3 * partition] = 1 + partition
+        arrays = ArrayRecord({name: Array(array.numpy() + change) for name, array in old.items()})
         told = {
             "fitres.parameters": arrays,
             "fitres.num_examples": MetricRecord({"num_examples": 10}),
@@ -150,5 +152,7 @@ def test_secure_aggregation_with_a_defense_inside_gives_the_mean_to_the_quantiza
     record = next(iter(legacy.state.array_records.values()))
     mean = next(iter(record.values())).numpy()
     assert sorted(seen) == [0, 1, 2]
-    assert all(np.linalg.norm(array) <= 2.001 for array in seen.values()), "each was clipped before it was masked"
-    assert np.allclose(mean, np.mean(list(seen.values()), axis=0), atol=1e-4)
+    lengths = [np.linalg.norm(seen[partition]) for partition in range(3)]
+    assert lengths == pytest.approx([1, 2, 2], rel=1e-4), "each was clipped before it was masked"
+    step = 2 * 8.0 / 2**22 * 1000 / 10  # the range over the levels, and the largest weight over a client's
+    assert np.allclose(mean, np.mean(list(seen.values()), axis=0), atol=step)
