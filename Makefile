@@ -37,9 +37,9 @@ test: lint
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow
 
-# A Flower deployment on this machine: SuperLink, four SuperNodes, TLS, and nearly everything going wrong once.
+# Real servers and nodes on this machine: among them a SuperLink and four SuperNodes, with nearly everything going wrong.
 test-deployment: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m deployment tests/flower
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m deployment tests
 
 format: $(READY)
 	$(BIN)/ruff check --fix .

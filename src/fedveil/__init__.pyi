@@ -19,3 +19,4 @@ from fedveil.tasks.normalization import Normalization as Normalization
 from fedveil.tasks.task import Task as Task
 from fedveil.tasks.task import task as task
 from fedveil.version import __version__ as __version__
+from fedveil.vetting.received import inspect_model as inspect_model
