@@ -22,6 +22,7 @@ from benchmarks import (
     every_defense,
     fedavg,
     fedavg_attacks,
+    flower_mod,
     gradients,
     growth,
     guard,
@@ -38,6 +39,7 @@ HERE = Path(__file__).parent
 # A long part yields its tables again and again as they grow: what was measured is kept, whatever ends it.
 PARTS: dict[str, Callable[[], list[Table] | Iterable[list[Table]]]] = {
     "gradients": gradients.measure,
+    "flower-mod": flower_mod.measure,
     "attack": attack.measure,
     "breaching": beside_breaching.lenet,
     "breaching-resnet18": beside_breaching.resnet18,
