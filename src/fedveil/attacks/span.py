@@ -14,7 +14,8 @@ ROUNDING = 4.0  # single-precision gradients carry a few times the error of one 
 LOW = 0.2  # the share of the singular values that is taken for noise
 NOISE_FACTOR = 1.05  # the largest singular value of noise alone strays a little above its limit
 CLEAN = 100.0  # times the error of rounding: above it there is noise
-FILLS = 100  # rounds, at most, in which entries that were not sent are filled in
+FILLS = 50  # rounds in which entries that were not sent are filled in
+SHRINKING = 0.8  # of what is taken off the singular values, from round to round
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,24 +71,19 @@ class Span:
 def filled(matrix: Tensor, there: Tensor) -> Tensor:
     """A matrix of low rank with the entries that are not there filled in, so that it stays of low rank.
 
-    Each round takes the directions above the noise and lets them say what is missing; entries that are there stay.
-    What is missing looks like noise at first and vanishes as it is filled in, so the rank may grow on the way.
+    Soft imputation (Mazumder et al., 2010): each round shrinks the singular values and lets what is left say what is
+    missing; entries that are there stay. The shrinking gets less from round to round.
     """
     known = torch.where(there, matrix, 0.0)
-    small, large = min(matrix.shape), max(matrix.shape)
-    made, rank = known, 1
+    made = known
+    least = torch.finfo(torch.float32).eps
+    shrink = 0.5 * float(torch.linalg.matrix_norm(known, 2))
     for _ in range(FILLS):
         squares, directions = torch.linalg.eigh(made.T @ made)
-        values = squares.clamp_min(0).sqrt().flip(0)
-        noise = _low(values) / _low_of_noise(small, large)
-        above = int((values > NOISE_FACTOR * noise * (math.sqrt(large) + math.sqrt(small))).sum())
-        rank = min(max(rank, above), small // 2)
-        top = directions.flip(1)[:, :rank]
-        again = torch.where(there, known, (made @ top) @ top.T)
-        change = float((again - made).norm() / made.norm().clamp_min(1e-300))
-        made = again
-        if change < 1e-7:
-            break
+        values = squares.clamp_min(0).sqrt()
+        kept = (values - shrink).clamp_min(0) / values.clamp_min(1e-300)
+        made = torch.where(there, known, (made @ directions * kept) @ directions.T)
+        shrink = max(SHRINKING * shrink, least * float(values[-1]))
     return made
 
 

@@ -188,7 +188,8 @@ def _divided(what: Tensor, into: Tensor, noise: float) -> Tensor:
     """The shares in which rows (N, n) are made of others (M, n): (N, M), by least squares that knows the noise."""
     inner = into @ into.T
     ridge = noise * into.shape[1] + 1e-12 * float(inner.diagonal().max())
-    return torch.linalg.solve(inner + ridge * torch.eye(len(into), dtype=inner.dtype), into @ what.T).T
+    shares: Tensor = torch.linalg.solve(inner + ridge * torch.eye(len(into), dtype=inner.dtype), into @ what.T).T
+    return shares
 
 
 def _place_table(public: Public, weights: Mapping[str, Tensor], form: TextForm) -> str | None:
@@ -201,7 +202,9 @@ def _place_table(public: Public, weights: Mapping[str, Tensor], form: TextForm) 
         if given and given[0].shape[-1] == length and bool((given[0] == torch.arange(length)).all()):
             asked.append(module)
 
-    names = {module: name for name, module in public.model.named_modules() if isinstance(module, nn.Embedding)}
+    names: dict[nn.Module, str] = {
+        module: name for name, module in public.model.named_modules() if isinstance(module, nn.Embedding)
+    }
     handles = [module.register_forward_pre_hook(note) for module in names]
     try:
         with torch.no_grad():
