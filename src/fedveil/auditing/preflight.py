@@ -133,7 +133,8 @@ def _compared(
 
     cosine, ratio = fit(truth[0])
     steady = 1 / SCALE <= ratio <= SCALE
-    if cosine >= FITS or (capture.kind != "gradient" and cosine >= LIKE and not steady):
+    # The order of the examples of several steps is not known, and moves the update a little.
+    if cosine >= FITS or (capture.kind != "gradient" and cosine >= LIKE and (capture.steps > 1 or not steady)):
         if not steady:
             yield _scaled(capture, ratio)
         return
