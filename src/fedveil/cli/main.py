@@ -19,6 +19,7 @@ from fedveil.cli import flower as flower_command
 from fedveil.cli import prior as prior_command
 from fedveil.cli import site as site_command
 from fedveil.cli import study as study_command
+from fedveil.cli import tune as tune_command
 from fedveil.cli.display import Stopped, debugging, set_up_logging
 from fedveil.cli.listing import KINDS, kinds_like, names_like, show_list
 from fedveil.cli.options import SETTINGS, Given, names_of, with_settings
@@ -45,6 +46,7 @@ app.add_typer(study_command.app, name="study")
 app.command("canary")(canary_command.canary)
 app.command("compare")(compare_command.compare)
 app.command("federate")(federate_command.federate)
+app.command("tune")(tune_command.tune)
 store_app = typer.Typer(help="List and remove what audits keep for each other.")
 app.add_typer(store_app, name="store")
 

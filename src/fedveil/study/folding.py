@@ -41,7 +41,7 @@ def point_of(setting: Setting | None, audits: Sequence[AuditResult]) -> Point:
         utility=pooled(known, share=share),
         loss=pooled(losses) if losses else None,
         slowdown=float(np.median(slow)) if slow else None,
-        leaks={question: _leaks(results, question, roles) for question in QUESTIONS},
+        leaks={question: leaks_of(results, question, roles) for question in QUESTIONS},
         metrics={role: _metrics(results, role) for role in (*roles, *FLOORS, "bound") if _rows(results, role)},
         statuses={question: _status(results, question) for question in QUESTIONS if first.verdict.answer(question)},
         guarantee=first.defense.guarantee,
@@ -56,7 +56,7 @@ def floors_of(audits: Sequence[AuditResult]) -> dict[Question, Leak]:
     results = [each.result for each in audits]
     found = {}
     for question in QUESTIONS:
-        leaks = list(_leaks(results, question, FLOORS).values())
+        leaks = list(leaks_of(results, question, FLOORS).values())
         if leaks:
             found[question] = max(leaks, key=lambda leak: leak.found.mean)
     return found
@@ -90,7 +90,8 @@ def with_front(points: Sequence[Point], undefended: Point, utility: Measure) -> 
     return marked[:-1], marked[-1]
 
 
-def _leaks(results: Sequence[Result], question: Question, roles: Iterable[Role]) -> dict[Role, Leak]:
+def leaks_of(results: Sequence[Result], question: Question, roles: Iterable[Role]) -> dict[Role, Leak]:
+    """What each role gets by the measure that decides about a question, over all seeds."""
     found = {}
     for role in roles:
         rows = _rows(results, role, question)
