@@ -225,10 +225,12 @@ class Engine(Passes):
         # A single client's weights are one copy too; only where a graph for several copies exists is that one used.
         one_copy = params.repeated or (len(targets) == 1 and (quantity, False) not in self._compiled_shapes)
         arguments, parts = stacked.plain(), []
+        if len(targets) <= self.chunk:
+            return self._chunk(quantity, one_copy, arguments)
         for start in range(0, len(targets), self.chunk):
             part = map_nested(lambda t, start=start: t[start : start + self.chunk], arguments)  # type: ignore[misc]
             parts.append(self._chunk(quantity, one_copy, part))
-        return parts[0] if len(parts) == 1 else zip_nested(torch.cat, parts)
+        return zip_nested(torch.cat, parts)
 
     def _keys(self, targets: Tensor, streams: Streams) -> Tensors:
         """A key for each dropout layer and client; zeros where none is in training mode."""
