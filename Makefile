@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 BASE := $(VENV)/.base-ready
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test test-slow lint format stubs bench fuzz kill clean
+.PHONY: setup demo test test-slow test-deployment lint format stubs bench fuzz kill clean
 
 setup: $(READY)
 
@@ -36,6 +36,10 @@ test: lint
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow
+
+# Real servers and nodes as processes on this machine.
+test-deployment: $(READY)
+	$(BIN)/python -m pytest -m deployment
 
 format: $(READY)
 	$(BIN)/ruff check --fix .
