@@ -28,6 +28,7 @@ from benchmarks import (
     membership,
     profiles,
     records,
+    text,
     utility,
 )
 from benchmarks.tables import Table
@@ -52,6 +53,7 @@ PARTS: dict[str, Callable[[], list[Table] | Iterable[list[Table]]]] = {
     "membership": membership.measure,
     "costs": costs.measure,
     "records": records.measure,
+    "text": text.measure,
     "guard": guard.measure,
     "utility": utility.measure,
 }
