@@ -2,6 +2,7 @@
 
 from fedveil import attacks as attacks
 from fedveil import defenses as defenses
+from fedveil import flower as flower
 from fedveil.auditing.captures import attack as attack
 from fedveil.auditing.experiment import Experiment as Experiment
 from fedveil.auditing.run import audit as audit
@@ -13,6 +14,7 @@ from fedveil.federation.capture import capture as capture
 from fedveil.federation.run import federate as federate
 from fedveil.federation.settings import FederationSettings as FederationSettings
 from fedveil.guard.guard import Guard as Guard
+from fedveil.study.compare import compare as compare
 from fedveil.tasks.columns import Column as Column
 from fedveil.tasks.normalization import Normalization as Normalization
 from fedveil.tasks.task import Task as Task
