@@ -5,7 +5,11 @@ BIN := $(VENV)/bin
 BASE := $(VENV)/.base-ready
 READY := $(VENV)/.ready
 
+<<<<<<< HEAD
 .PHONY: setup demo test test-slow test-deployment lint format stubs bench fuzz kill clean
+=======
+.PHONY: setup demo demo-text test test-slow lint format stubs bench fuzz kill clean
+>>>>>>> text
 
 setup: $(READY)
 
@@ -24,6 +28,10 @@ $(READY): $(BASE)
 
 demo: $(BASE)
 	$(BIN)/fedveil audit --config examples/demo.toml
+
+demo-text: $(BASE)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[text]'
+	$(BIN)/fedveil audit --config examples/text.toml
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -29,6 +29,7 @@ from benchmarks import (
     membership,
     profiles,
     records,
+    text,
     utility,
     whole_jobs,
 )
@@ -55,6 +56,7 @@ PARTS: dict[str, Callable[[], list[Table] | Iterable[list[Table]]]] = {
     "membership": membership.measure,
     "costs": costs.measure,
     "records": records.measure,
+    "text": text.measure,
     "guard": guard.measure,
     "utility": utility.measure,
     "fedavg-as-it-comes": whole_jobs.fedavg_as_it_comes,
