@@ -5,11 +5,7 @@ BIN := $(VENV)/bin
 BASE := $(VENV)/.base-ready
 READY := $(VENV)/.ready
 
-<<<<<<< HEAD
-.PHONY: setup demo test test-slow test-deployment lint format stubs bench fuzz kill clean
-=======
-.PHONY: setup demo demo-text test test-slow lint format stubs bench fuzz kill clean
->>>>>>> text
+.PHONY: setup demo demo-text test test-slow test-deployment lint format stubs bench fuzz kill clean
 
 setup: $(READY)
 
