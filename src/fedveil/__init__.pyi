@@ -2,6 +2,7 @@
 
 from fedveil import attacks as attacks
 from fedveil import defenses as defenses
+from fedveil import flower as flower
 from fedveil.auditing.captures import attack as attack
 from fedveil.auditing.experiment import Experiment as Experiment
 from fedveil.auditing.run import audit as audit

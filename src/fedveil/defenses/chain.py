@@ -127,6 +127,10 @@ class Chain:
         """The same where the gradient is known already: no defense acts before it (`acts_on_data`)."""
         return shared._replace(update=self._protected("gradient", shared.update, batch.streams, states, batch))
 
+    def gradient_alone(self, update: Tree, streams: Streams, states: States) -> Tree:
+        """Protect a gradient where there is no data. A defense that needs a batch is refused."""
+        return self._protected("gradient", update, streams, states, None)
+
     def upload(self, update: Tree, batch: ClientBatch, states: States) -> Tree:
         """Protect what is uploaded at the end of a round (under FedSGD: every gradient)."""
         return self._protected("upload", update, batch.streams, states, batch)
