@@ -15,7 +15,7 @@ TEXT = (ROOT / "docs" / "guard.md").read_text(encoding="utf-8")
 def test_the_code_runs(capsys: pytest.CaptureFixture[str]) -> None:
     scope: dict[str, Any] = {}
     code = blocks(TEXT, "python")
-    assert len(code) == 8
+    assert len(code) == 9
     for block in code:
         exec(compile(block, "guard.md", "exec"), scope)
     assert all(parameter.isfinite().all() for parameter in scope["model"].parameters())

@@ -13,8 +13,10 @@ from fedveil.federation.capture import capture as capture
 from fedveil.federation.run import federate as federate
 from fedveil.federation.settings import FederationSettings as FederationSettings
 from fedveil.guard.guard import Guard as Guard
+from fedveil.study.compare import compare as compare
 from fedveil.tasks.columns import Column as Column
 from fedveil.tasks.normalization import Normalization as Normalization
 from fedveil.tasks.task import Task as Task
 from fedveil.tasks.task import task as task
 from fedveil.version import __version__ as __version__
+from fedveil.vetting.received import inspect_model as inspect_model

@@ -39,6 +39,8 @@ class Lineup:
         """
         chosen, left_out = [], dict(_unknown(experiment))
         for each in experiment.attacks:
+            if experiment.suite is not None and each.modalities and case.modality.name not in each.modalities:
+                continue  # a suite is for all kinds of data, and this one is for another
             try:
                 check_attack(each, task, case.settings, case.modality)
                 each.check(stand_in(case, experiment, each))
@@ -54,6 +56,7 @@ class Lineup:
             else:
                 chosen.append(each)
         if not chosen:
+            left_out = left_out or {experiment.suite or "": f"none of it attacks {case.modality.name}"}
             raise FedveilError("no attack can be run: " + "; ".join(f"{name}: {why}" for name, why in left_out.items()))
         return cls(tuple(chosen), left_out)
 
@@ -96,6 +99,7 @@ def stand_in(case: Case, experiment: Experiment, attack: Attack) -> Scene:
     form = case.public.target
     labels = form.zeros().expand(count, settings.candidates, size, *form.shape)
     nothing = next(iter(before.values())).new_zeros(())
+    # Zeros serve as sentences, too: token 0 at every place.
     candidates = Candidates(nothing.expand(count, settings.candidates, size, *case.public.layout.shape), labels)
     others = settings.nonmembers
     suspects = Suspects(nothing.expand(others, *case.public.layout.shape), form.zeros().expand(others, *form.shape))

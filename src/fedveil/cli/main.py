@@ -12,8 +12,14 @@ from typing import Annotated, Any
 import typer
 
 from fedveil.cli import canary as canary_command
+from fedveil.cli import compare as compare_command
 from fedveil.cli import data as data_command
+from fedveil.cli import federate as federate_command
+from fedveil.cli import flower as flower_command
 from fedveil.cli import prior as prior_command
+from fedveil.cli import site as site_command
+from fedveil.cli import study as study_command
+from fedveil.cli import tune as tune_command
 from fedveil.cli.display import Stopped, debugging, set_up_logging
 from fedveil.cli.listing import KINDS, kinds_like, names_like, show_list
 from fedveil.cli.options import SETTINGS, Given, names_of, with_settings
@@ -34,7 +40,13 @@ app = typer.Typer(
 )
 app.add_typer(data_command.app, name="data")
 app.add_typer(prior_command.app, name="prior")
+app.add_typer(flower_command.app, name="flower")
+app.add_typer(site_command.app, name="site")
+app.add_typer(study_command.app, name="study")
 app.command("canary")(canary_command.canary)
+app.command("compare")(compare_command.compare)
+app.command("federate")(federate_command.federate)
+app.command("tune")(tune_command.tune)
 store_app = typer.Typer(help="List and remove what audits keep for each other.")
 app.add_typer(store_app, name="store")
 

@@ -39,7 +39,7 @@ from fedveil.streams import Streams
 from fedveil.tasks.inputs import Inputs
 from fedveil.tree import Tree, require_real
 
-_BETWEEN = r"\+(?=\s*[A-Za-z])"  # a name follows; the plus sign of 1e+06 stays
+BETWEEN = r"\+(?=\s*[A-Za-z])"  # a name follows; the plus sign of 1e+06 stays
 _WORDS: dict[MessageKind, str] = {"gradient": "a gradient", "weights": "weights", "delta": "a change of weights"}
 _ACTS: dict[Place, str] = {
     "sample": "on the choice of a batch",
@@ -80,7 +80,7 @@ class Chain:
         if isinstance(defense, Chain):
             return defense
         if isinstance(defense, str):
-            return cls(tuple(registry.parse(part) for part in re.split(_BETWEEN, defense)))
+            return cls(tuple(registry.parse(part) for part in re.split(BETWEEN, defense)))
         if defense is None:
             return cls()
         return cls(tuple(defense) if isinstance(defense, list | tuple) else (defense,))  # type: ignore[arg-type]
@@ -126,6 +126,10 @@ class Chain:
     def step_of(self, shared: Gradients, batch: ClientBatch, states: States) -> Gradients:
         """The same where the gradient is known already: no defense acts before it (`acts_on_data`)."""
         return shared._replace(update=self._protected("gradient", shared.update, batch.streams, states, batch))
+
+    def gradient_alone(self, update: Tree, streams: Streams, states: States) -> Tree:
+        """Protect a gradient where there is no data. A defense that needs a batch is refused."""
+        return self._protected("gradient", update, streams, states, None)
 
     def upload(self, update: Tree, batch: ClientBatch, states: States) -> Tree:
         """Protect what is uploaded at the end of a round (under FedSGD: every gradient)."""

@@ -23,7 +23,7 @@ class Clip(Defense):
     """
 
     weaknesses = ("The direction of the gradient, which is all that a cosine attack matches, is untouched.",)
-    strength = Strength("norm", "down")
+    strength = Strength("norm", "down", weak=10.0, strong=0.01)
     norm: Positive = 1.0  # largest norm of an update
     order: Literal["l1", "l2"] = "l2"  # in which norm it is measured
     at: Literal["gradient", "upload"] = "gradient"  # the gradient of every step, or once what is uploaded

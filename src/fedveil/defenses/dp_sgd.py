@@ -36,7 +36,7 @@ class DPSGD(SummedStep):
 
     paper = "Abadi et al. 2016; a baseline of FedEM's text experiments"
     promises = "ε at δ for one training example, over the run"
-    strength = Strength("noise_multiplier", "up")
+    strength = Strength("noise_multiplier", "up", weak=0.01, strong=2.0)
     revision = 2  # sums round otherwise
     random_sizes = True
     weaknesses = (

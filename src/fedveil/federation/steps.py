@@ -46,6 +46,7 @@ class Prepared:
     observers: tuple[Observer, ...] = ()
     workers: Workers | None = None  # processes that train FedAvg's chunks of clients; none: they are trained here
     lodged_task: Lodged | None = None  # where these find the task
+    secure: bool = False  # a real client: its defenses draw from the operating system's entropy, never from a seed
 
     def under(self, chain: Chain) -> Prepared:
         """The same with other defenses, which nothing has checked."""
@@ -66,6 +67,8 @@ class Prepared:
         plan, engine = self.plan, self.engine
         again = ("view", plan.view) if plan.view else ()
         streams = Streams.seeded(plan.seed, group.clients, *moment.path, *again)
+        if self.secure:
+            streams = Streams.secure(group.clients)
         batch = ClientBatch(engine, group.params, group.buffers, *group.data, streams)
         if group.planned is not None:
             batch.planned = torch.tensor(group.planned, device=self.device)

@@ -21,6 +21,7 @@ from fedveil.defenses.guarantee import Exposure
 from fedveil.defenses.poisson import beyond_chance
 from fedveil.errors import FedveilError
 from fedveil.federation.capture import Capture, capture
+from fedveil.guard.attached import Attachment, check_alone, check_holds, gradient_of, put
 from fedveil.guard.own_batches import check_batch, mean_loss
 from fedveil.guard.precision import callers_precision
 from fedveil.intake import Intake
@@ -67,7 +68,7 @@ class Guard:
     def __init__(
         self,
         model: nn.Module,
-        loss: Loss,
+        loss: Loss | None,
         defense: Defense | Chain | Sequence[Defense] | str | None,
         *,
         seed: int | None = None,
@@ -111,6 +112,7 @@ class Guard:
         self._round = 0
         self._step = 0
         self._sum: Accumulation | None = None  # of the scope that is open
+        self._attached: Attachment | None = None
         self._written: dict[str, TensorWeakRef] = {}  # what `.grad` was given last
         self._data: tuple[Inputs, Tensor] | None = None  # of the last step, for upload defenses that look at it
         self._sizes: list[int] = []  # of the batches of this round
@@ -176,6 +178,34 @@ class Guard:
             self._states = whole.states
         finally:
             self._sum = None
+
+    def attach(self, optimizer: torch.optim.Optimizer, *, for_capture: bool = False) -> Attachment:
+        """Protect `.grad` whenever this optimizer is about to step, in a loop that calls `loss.backward()` itself.
+
+        ```python
+        guard = fedveil.Guard(model, None, "clip:norm=1+gaussian-noise:sigma=0.01")
+        attached = guard.attach(optimizer)
+        for x, y in loader:
+            optimizer.zero_grad()
+            loss_function(model(x), y).backward()
+            optimizer.step()  # protects .grad first
+        attached.remove()
+        ```
+
+        A defense that needs the data or the gradient of each example is refused. What cannot be protected raises
+        before the step. for_capture: keep the weights before each step, so that `capture` can be called after it.
+        """
+        self._check_acting()
+        check_alone(self.chain)
+        self._look()
+        attached = Attachment(optimizer, lambda: self._protect_grad(attached.optimizer, for_capture))
+        try:
+            check_holds(attached.optimizer, self._trained)
+        except FedveilError:
+            attached.remove()
+            raise
+        self._attached = attached
+        return attached
 
     def upload(self, *, of: str = "weights") -> dict[str, Tensor]:
         """What the client sends at the end of a round: its weights, or their change since `new_round`, protected."""
@@ -243,11 +273,14 @@ class Guard:
         if last is None:
             raise FedveilError("nothing was released yet: call backward() or upload() first")
         self._look()
-        if last.kind == "gradient" and last.versions != _versions(self._trained):
-            raise FedveilError("the weights have moved since the last gradient: call capture() before optimizer.step()")
+        if last.kind == "gradient" and last.before is None and last.versions != _versions(self._trained):
+            raise FedveilError(
+                "the weights have moved since the last gradient: call capture() before optimizer.step(), or "
+                "attach(optimizer, for_capture=True)"
+            )
         sizes = last.sizes if batch_sizes is None else list(batch_sizes)
-        if not sizes:
-            raise FedveilError("no backward() was called in this round: give batch_sizes=, one for each local step")
+        if not sizes or 0 in sizes:
+            raise FedveilError("Guard did not see this round's batches: give batch_sizes=, one for each local step")
         seen = capture(
             (self._weights() if last.before is None else last.before).row(0),
             last.update.row(0),
@@ -312,6 +345,28 @@ class Guard:
             return self.chain.step(self._client_batch(inputs, targets), states)
         return self.chain.step_of(plain, self._client_batch(inputs, targets), states) if self.chain.defenses else plain
 
+    def _protect_grad(self, optimizer: torch.optim.Optimizer, keep_weights: bool) -> None:
+        """Replace what `.grad` holds by what the defense makes of it: `attach` has the optimizer call this."""
+        self._look()
+        check_holds(optimizer, self._trained)
+        gradient = gradient_of(self._trained)
+        if gradient is None:
+            return
+        self._step += 1
+        states = [dict(state) for state in self._states]
+        streams = self._streams.fold("round", self._round, "step", self._step)
+        with torch.autocast(self._device.type, enabled=False):
+            update = self.chain.gradient_alone(gradient, streams, states)
+        wrong = Intake(self._trained).refused(update).get(0)
+        if wrong:
+            raise FedveilError(f"the protected gradient {wrong}: check the data and the loss")
+        self.ledger.spend(self._client, self._gradient)  # first: nothing may go out uncounted
+        self._sizes.append(0)  # of a batch that was not seen
+        before = self._weights() if keep_weights else None
+        self._last = _Last("gradient", update, before, [0], _versions(self._trained))
+        self._states = states
+        put(update.row(0), self._trained)
+
     def _uploaded(self, update: Tree) -> Tree:
         if self._data is not None:
             return self.chain.upload(update, self._client_batch(*self._data), self._states)
@@ -371,6 +426,11 @@ class Guard:
     def _check_acting(self) -> None:
         if self.chain.defenses and all(defense.acts_at == "upload" for defense in self.chain.defenses):
             raise FedveilError(f"{self.chain} protects the upload, not a gradient: train as usual and call upload()")
+        if self._attached is not None and self._attached.active:
+            raise FedveilError(
+                "this Guard is attached to an optimizer, which would protect a gradient twice: call loss.backward() "
+                "and step, or remove() the attachment first"
+            )
 
     def _check_no_scope(self) -> None:
         if self._sum is not None:

@@ -28,10 +28,12 @@ def check_batch(inputs: Inputs, targets: Tensor) -> int:
     return size
 
 
-def mean_loss(loss: Loss) -> Loss:
-    """The loss, refused where it is not one number."""
+def mean_loss(loss: Loss | None) -> Loss:
+    """The loss, refused where there is none, as `attach` needs none, or where it is not one number."""
 
     def mean(output: Any, targets: Tensor) -> Tensor:
+        if loss is None:
+            raise FedveilError("this Guard has no loss: give it one as its second argument")
         value = loss(output, targets)
         if not isinstance(value, Tensor) or value.numel() != 1:
             raise FedveilError(f"the loss must be one number, the mean over the batch, not {_words(value)}")

@@ -1,0 +1,150 @@
+"""`fedveil study`: the tables of papers, run, looked at and written out."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from fedveil.cli.grid import Counter
+from fedveil.errors import FedveilError
+
+if TYPE_CHECKING:
+    from fedveil.study.outcome import Outcome
+    from fedveil.study.rooms import IndexedStore
+    from fedveil.study.studying import StudyPlan
+
+app = typer.Typer(help="The papers' tables: our numbers beside the published ones.")
+FORMATS = {"md": "Markdown", "csv": "CSV", "tex": "LaTeX", "html": "HTML"}
+
+_Name = Annotated[str, typer.Argument(metavar="STUDY", help="PAPER/TABLE of `fedveil study list`, or a TOML file.")]
+_Scale = Annotated[
+    str,
+    typer.Option("--scale", metavar="TEXT", help="paper, desk (cut for two cores) or smoke (seconds, no data sets)."),
+]
+_Store = Annotated[
+    Path | None,
+    typer.Option("--store", metavar="FOLDER", help="The store.", show_default="FEDVEIL_STORE or fedveil-out/store"),
+]
+
+
+@app.command("list")
+def _list() -> None:
+    """Show every study with its title."""
+    from fedveil.study.definition import Study
+    from fedveil.study.studying import list_studies
+
+    found = list_studies()
+    if not found:
+        raise FedveilError("there is no folder `studies` here or above")
+    width = max(len(name) for name, _ in found)
+    for name, path in found:
+        print(f"{name:<{width}}  {Study.read(path).title}")
+
+
+@app.command("run")
+def _run(
+    name: _Name,
+    scale: _Scale = "desk",
+    store: _Store = None,
+    workers: Annotated[str, typer.Option(metavar="TEXT", help="Processes that make whole audits.")] = "auto",
+    on: Annotated[str | None, typer.Option("--on", metavar="TEXT", help="ray, or ray://HOST:PORT.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Do not show progress.")] = False,
+) -> None:
+    """Run a study, from where it stopped if it did; tell the plan first."""
+    from fedveil.cli.display import Display
+    from fedveil.study.studying import run_study
+    from fedveil.workers import Workers
+
+    command = f"fedveil study run {name} --scale {scale}" + (f" --store {store}" if store else "")
+    pool = Workers.of(workers)
+    with Display(quiet=quiet).running(lambda: command), pool:
+        kept, plan = _planned(name, scale, store, command)
+        if not quiet:
+            told = [f"Scale: {scale}.", *(f"  cut: {cut}" for cut in plan.scaled.cuts())]
+            told += [f"  left empty: {cell} ({why})" for cell, why in plan.missing.items()]
+            print(*told, plan.estimates.told, sep="\n", file=sys.stderr, flush=True)
+        counter = Counter(plan.seconds, quiet)
+        if on is not None:
+            from fedveil.study.on_ray import run_on_ray
+
+            run_on_ray(plan.grid, kept, on, counter)
+        outcome = run_study(plan, kept, pool, done=None if on is not None else counter)
+    _show(outcome)
+
+
+@app.command("status")
+def _status(name: _Name, scale: _Scale = "desk", store: _Store = None) -> None:
+    """Show which audits of a study are done, running or failed, and what is left."""
+    kept, plan = _planned(name, scale, store, "")
+    states = kept.index.cells(plan.grid.study)
+    for cell in plan.grid.cells:
+        state = states.get(cell.name)
+        told = "to do" if state is None else state.state
+        print(f"{told:<8} {cell.name}" + (f" ({state.note})" if state is not None and state.note else ""))
+    for cell_name, why in plan.missing.items():
+        print(f"{'empty':<8} {cell_name} ({why})")
+    print(plan.estimates.told)
+
+
+@app.command("show")
+def _show_command(name: _Name, scale: _Scale = "desk", store: _Store = None) -> None:
+    """Show the table of what is done so far; nothing is computed."""
+    from fedveil.study.studying import gathered
+
+    kept, plan = _planned(name, scale, store, "")
+    _show(gathered(plan, kept))
+
+
+@app.command("export")
+def _export(
+    name: _Name,
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="FILE.md, .csv, .tex or .html.")],
+    scale: _Scale = "desk",
+    store: _Store = None,
+) -> None:
+    """Write the table of what is done so far as Markdown, CSV, LaTeX or HTML."""
+    from fedveil.files import writable_folder, write_atomically
+    from fedveil.study.studying import gathered
+
+    form = out.suffix.removeprefix(".")
+    if form not in FORMATS:
+        raise FedveilError(f"--out must end with {', '.join(f'.{each}' for each in FORMATS)} (got '{out.name}')")
+    kept, plan = _planned(name, scale, store, "")
+    writable_folder(out.parent)
+    write_atomically(out, exported(gathered(plan, kept), form).encode())  # type: ignore[arg-type]
+    print(out)
+
+
+def exported(outcome: Outcome, form: Literal["md", "csv", "tex", "html"]) -> str:
+    """The table and what it says in one of the formats."""
+    from fedveil.study.summary import summary
+    from fedveil.study.tables import as_csv, as_latex, as_markdown
+
+    if form == "html":
+        from fedveil.report.study_page import render_study
+
+        return render_study(outcome)
+    if form == "csv":
+        return as_csv(outcome.records())
+    if form == "tex":
+        return as_latex(outcome.table())
+    return as_markdown(outcome.table()) + "\n" + "".join(f"- {sentence}\n" for sentence in summary(outcome))
+
+
+def _planned(name: str, scale: str, store: Path | None, command: str) -> tuple[IndexedStore, StudyPlan]:
+    from fedveil.cli.stores import store_of
+    from fedveil.study.rooms import IndexedStore
+    from fedveil.study.studying import find_study, plan_study
+
+    kept = IndexedStore(store_of(store).folder)
+    return kept, plan_study(find_study(name), scale, kept, command)
+
+
+def _show(outcome: Outcome) -> None:
+    from fedveil.study.summary import summary
+    from fedveil.study.tables import as_text
+
+    print(as_text(outcome.table()), "", *summary(outcome), sep="\n")

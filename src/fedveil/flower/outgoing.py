@@ -1,0 +1,143 @@
+"""What becomes of a client's reply before it leaves: the core of the client mod and of a site's policy."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from flwr.app import Error, Message, RecordDict
+from flwr.common.constant import ErrorCode
+from torch import Tensor
+
+from fedveil.clients.engine import Tensors
+from fedveil.defenses.chain import Chain, States
+from fedveil.errors import FedveilError
+from fedveil.flower.memory import Memory, exposure_of
+from fedveil.flower.records import (
+    PARTITION,
+    Parts,
+    check_configs,
+    is_old,
+    limited,
+    rebuilt,
+    the_arrays,
+    to_tensors,
+    told_apart,
+)
+from fedveil.flower.rules import Rules
+from fedveil.intake import Intake
+from fedveil.ledger.ledger import Release
+from fedveil.streams import Streams
+from fedveil.tree import Tree
+
+log = logging.getLogger(__name__)
+REFUSED = int(ErrorCode.MOD_FAILED_PRECONDITION)
+
+
+@dataclass
+class Sender:
+    """One client, as far as its replies are concerned."""
+
+    number: int
+    state: RecordDict  # where its memory is kept
+    streams: Streams
+    seeded: bool = False
+    local: Chain = field(default_factory=Chain)  # what protected the training behind this reply
+    local_steps: int = 0
+    example_rate: float = 1.0
+    # Of fedveil's own training, which applied the whole chain and has seen the data where need was: what the defenses
+    # remember after it.
+    whole: States | None = None
+
+
+def protected_content(rules: Rules, asked: RecordDict, reply: RecordDict, category: str, sender: Sender) -> RecordDict:
+    """The reply as it may leave. Whatever cannot be protected is refused with a `FedveilError`."""
+    old = is_old(asked)
+    check_configs(reply, old=old)
+    metrics = limited(reply, rules, also=(PARTITION,) if category == "query" else (), old=old)
+    if category != "train":
+        if reply.array_records:
+            raise FedveilError(f"the reply to a message of type {category} holds arrays, which only training sends")
+        return RecordDict({"metrics": metrics})
+    name, sent = the_arrays(asked, "the server's message")
+    before = told_apart(to_tensors(sent), rules)
+    update = told_apart(to_tensors(the_arrays(reply, "the reply")[1]), rules)
+    memory = Memory.load(
+        sender.state,
+        rules.chain,
+        before.weights,
+        exposure_of(before.weights, seeded=sender.seeded, bare_buffers=rules.buffers == "share"),
+    )
+    arrays = _protected(rules, before, update, memory, sender)
+    # Spend first: nothing may go out uncounted.
+    memory.ledger.spend(
+        sender.number, Release(rules.chain, gradients=sender.local_steps or 1, example_rate=sender.example_rate)
+    )
+    memory.sent += 1
+    memory.save(sender.state, rules.chain)
+    return rebuilt(name, arrays, metrics, old=old)
+
+
+def _protected(rules: Rules, before: Parts, update: Parts, memory: Memory, sender: Sender) -> dict[str, Tensor]:
+    """All arrays that go out, in the server's order."""
+    _check("the update", Intake(before.weights), update.weights)
+    rules.chain.check_parameters(before.weights)
+    given = Tree.expand({name: update.weights[name] for name in before.weights}, 1)  # noise is drawn in this order
+    start = Tree.expand(before.weights, 1)
+    shown = _defended(rules, given - start if rules.kind == "delta" else given, memory, sender)
+    _check("the protected update", Intake(before.weights, longest=rules.longest), shown.row(0))
+    out = shown + start if rules.kind == "delta" else shown
+    return {**out.row(0), **_buffers(rules, before.buffers, update.buffers)}
+
+
+def _defended(rules: Rules, update: Tree, memory: Memory, sender: Sender) -> Tree:
+    chain, early = rules.chain, rules.early
+    if chain.aggregates:
+        raise FedveilError(f"{chain} acts on the server: there is nothing for a client to protect with it")
+    if sender.whole is not None:
+        memory.states = sender.whole
+        return update
+    if not early:
+        return chain.protect_message(update, rules.kind, sender.streams, memory.states)
+    # Defenses come in the order of their places, so those that acted in training are the first ones.
+    if chain.defenses[: len(early)] != sender.local.defenses or not sender.local_steps:
+        acted = f"it was done under {sender.local}" if sender.local_steps else "no guarded training was seen"
+        raise FedveilError(
+            f"{early[0].name} acts before there is an update, in training, and {acted}: train with "
+            "fedveil.flower.guarded, or use a defense with at=upload"
+        )
+    chain.check_message(rules.kind)
+    return chain.upload_alone(update, sender.streams, memory.states)
+
+
+def _buffers(rules: Rules, before: Tensors, after: Tensors) -> Tensors:
+    """The server's own, or what the client has, where that is allowed."""
+    if rules.buffers == "withhold" or (rules.kind == "gradient" and not after):
+        return {} if rules.kind == "gradient" else before
+    _check("the buffers", Intake(before), after)
+    return {name: after[name] for name in before}
+
+
+def _check(what: str, intake: Intake, tensors: Tensors) -> None:
+    wrong = intake.refuse(tensors)
+    if wrong:
+        raise FedveilError(f"{what} {wrong}")
+
+
+def refusal(asked: Message, reason: str, code: int = REFUSED) -> Message:
+    """An error reply, as Flower wants it: a mod that raises loses its state, one that returns nothing stops a round."""
+    return Message(Error(code=code, reason=reason), reply_to=asked)
+
+
+def answered(asked: Message, answer: Callable[[], RecordDict], who: str) -> Message:
+    """The reply with that content; where it fails, an error reply that gives neither data nor paths away."""
+    try:
+        return Message(answer(), reply_to=asked)
+    except FedveilError as error:
+        log.warning("%s: an update was not sent: %s", who, error)
+        return refusal(asked, f"{who}: {error}")
+    except Exception as error:
+        # The text of somebody else's error may quote the data, so only its type is told.
+        log.exception("%s: an update was not sent", who)
+        return refusal(asked, f"{who}: the update could not be protected ({type(error).__name__})")

@@ -1,0 +1,111 @@
+"""`protect`: a mod for a Flower `ClientApp` that lets nothing out but protected updates."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from flwr.app import Context, Message, RecordDict
+from flwr.clientapp.typing import ClientAppCallable, Mod
+
+from fedveil.defenses.base import Defense
+from fedveil.defenses.chain import Chain
+from fedveil.errors import FedveilError
+from fedveil.flower.guarded import forget, guarded_steps
+from fedveil.flower.outgoing import Sender, answered, protected_content, refusal
+from fedveil.flower.records import PARTITION
+from fedveil.flower.rules import Rules
+from fedveil.streams import Streams
+
+log = logging.getLogger(__name__)
+WHO = "fedveil"
+
+
+def protect(
+    defense: Defense | Chain | Sequence[Defense] | str | None = None,
+    *,
+    of: Literal["weights", "delta", "gradient"] | None = None,
+    buffers: Literal["withhold", "share"] | None = None,
+    buffer_names: Sequence[str] | None = None,
+    metrics: Sequence[str] | None = None,
+    digits: int | None = None,
+    longest: float | None = None,
+    seed: int | None = None,
+) -> Mod:
+    """A mod that protects whatever a client sends, and sends an error in place of what it cannot protect.
+
+    ```python
+    app = ClientApp(mods=[fedveil.flower.protect("spm:epsilon=1")])  # first in the list: it acts last on a reply
+    ```
+
+    What is left out here is read from the run's settings when a message comes: `defense = "spm:epsilon=1"`,
+    `protect-of`, `protect-buffers`, `protect-metrics`. See `Rules` for what each means. A run that contradicts what is
+    given here is refused.
+
+    Noise is drawn from the operating system's entropy. `seed` is for experiments only: whoever knows it can remove the
+    noise, so it cannot be set by a run.
+    """
+    given = {
+        "of": of,
+        "buffers": buffers,
+        "buffer_names": None if buffer_names is None else tuple(buffer_names),
+        "metrics": None if metrics is None else tuple(metrics),
+        "digits": digits,
+        "longest": longest,
+    }
+    fixed: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if defense is not None:
+        fixed["chain"] = Chain.of(defense)
+    Rules(**fixed)  # what is wrong with these is told when the app is loaded
+
+    def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        forget(context.state)
+        reply = _called(message, context, call_next)
+        if reply.has_error():
+            return reply
+
+        def content() -> RecordDict:
+            rules = Rules.settle(fixed, context.run_config)
+            sender = _sender(message, context, seed)
+            return protected_content(rules, message.content, reply.content, _category(message), sender)
+
+        return answered(message, content, WHO)
+
+    return mod
+
+
+def _called(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """The app's own reply. An error of it is told without its text, which may quote the data."""
+    try:
+        reply = call_next(message, context)
+        failed = reply.error.code if reply.has_error() else None
+    except FedveilError as error:  # ours quote no data
+        log.warning("%s", error)
+        return refusal(message, f"{WHO}: {error}")
+    except Exception as error:
+        log.exception("the client app failed")
+        return refusal(message, f"{WHO}: the client app failed ({type(error).__name__})")
+    return reply if failed is None else refusal(message, f"{WHO}: the client app reported error {failed:d}", failed)
+
+
+def _category(message: Message) -> str:
+    return message.metadata.message_type.partition(".")[0]
+
+
+def _sender(message: Message, context: Context, seed: int | None) -> Sender:
+    number = int(context.node_config.get(PARTITION, 0))
+    streams = Streams.secure([number])
+    if seed is not None:
+        streams = Streams.seeded(seed, [number], "round", _round(message), "upload")
+    local = guarded_steps(context.state)
+    return Sender(
+        number, context.state, streams, seed is not None, local.chain, local.steps, example_rate=local.example_rate
+    )
+
+
+def _round(message: Message) -> int:
+    for record in message.content.config_records.values():
+        if "server-round" in record:
+            return int(str(record["server-round"]))
+    raise FedveilError("seeded noise needs the number of the round, and the server's message has no server-round")

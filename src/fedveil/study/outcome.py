@@ -1,0 +1,222 @@
+"""What a study came to: our numbers beside the published ones, and what they say together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from fedveil.auditing.audit_result import AuditResult
+from fedveil.auditing.result import TOGETHER, Document, Estimate, Result, Row
+from fedveil.auditing.roles import Role
+from fedveil.leakage.catalog import METRICS
+from fedveil.study.definition import UTILITY, Group, Line, Read, Scaled
+from fedveil.study.seeds import over_seeds, pooled
+from fedveil.study.tables import Table
+
+
+class Value(Document):
+    """A cell: ours, and what was published; either may be missing."""
+
+    group: str
+    row: str
+    column: str
+    metric: str
+    better: str
+    ours: Estimate | None = None  # in the published unit
+    published: str = ""
+    # The same metric for the attacker who knows the defense, and of the perturbed input, where they were measured.
+    informed: Estimate | None = None
+    perturbed: Estimate | None = None
+    missing: str = ""  # why there is none of ours
+
+    @property
+    def printed(self) -> float | None:
+        """The published number."""
+        try:
+            return float(self.published)
+        except ValueError:
+            return None
+
+
+class Outcome(Document):
+    """A study's table at one scale."""
+
+    title: str
+    paper: str
+    scale: str
+    cuts: list[str]
+    notes: list[str]
+    seeds: list[int]
+    heads: list[str]
+    rows: list[str]
+    own: list[str]  # the rows of the method that the paper proposes
+    values: list[Value]
+
+    def of(self, group: str, column: str) -> list[Value]:
+        """The values of one column in one group, row by row."""
+        return [value for value in self.values if (value.group, value.column) == (group, column)]
+
+    @property
+    def groups(self) -> list[str]:
+        """The blocks of the table."""
+        return list(dict.fromkeys(value.group for value in self.values))
+
+    def table(self) -> Table:
+        """Ours ± half the interval, the published number in brackets."""
+        rows: list[list[str]] = []
+        groups: dict[int, str] = {}
+        for group in self.groups:
+            if group:
+                groups[len(rows)] = group
+            for row in self.rows:
+                mine = {each.column: each for each in self.values if (each.group, each.row) == (group, row)}
+                rows.append([row, *(_cell(mine[head]) for head in self.heads)])
+        scale = f"Scale: {self.scale}." + (
+            f" Cut from the published setting: {'; '.join(self.cuts)}." if self.cuts else ""
+        )
+        empty = dict.fromkeys(each.missing for each in self.values if each.missing)
+        notes = [
+            "",
+            "Ours ± half the 95 % interval [published].",
+            scale,
+            *(f"Empty: {why}." for why in empty),
+            *self.notes,
+        ]
+        return Table(
+            f"{self.paper}, {self.title}" if self.paper else self.title, ["", *self.heads], rows, 1, notes, groups
+        )
+
+    def records(self) -> list[dict[str, object]]:
+        """One record for each cell."""
+        return [
+            {
+                **{name: getattr(value, name) for name in ("group", "row", "column", "metric", "published")},
+                **{name: getattr(value.ours, name, "") for name in ("mean", "low", "high", "count")},
+                "informed": getattr(value.informed, "mean", ""),
+                "perturbed": getattr(value.perturbed, "mean", ""),
+                "scale": self.scale,
+                "missing": value.missing,
+            }
+            for value in self.values
+        ]
+
+
+def outcome_of(scaled: Scaled, audits: Mapping[str, AuditResult], missing: Mapping[str, str]) -> Outcome:
+    """The table from the audits by their cells' names; `missing` says why others are not there."""
+    cells, study = scaled.cells(), scaled.study
+    values = []
+    for group, row, column in scaled.places():
+        names = [scaled.cell_name(group, row, column, seed) for seed in scaled.seeds]
+        assert all(name in cells for name in names)
+        printed = study.published.get(group.name, {}).get(row.name, [""] * len(study.columns))
+        place = study.columns.index(column)
+        results = [audits[name].result for name in names if name in audits]
+        why = next((missing[name] for name in names if name in missing), "")
+        values.append(_value(group, row, column, results, printed[place], why))
+    return Outcome(
+        title=study.title,
+        paper=study.paper,
+        scale=scaled.scale,
+        cuts=scaled.cuts(),
+        notes=study.notes,
+        seeds=scaled.seeds,
+        heads=[column.head for column in study.columns],
+        rows=[row.name for row in study.rows],
+        own=[row.name for row in study.rows if row.own],
+        values=values,
+    )
+
+
+def _value(group: Group, row: Line, column: Read, results: Sequence[Result], printed: str, why: str) -> Value:
+    metric = row.metric or column.metric
+    role: Role = (
+        "ceiling" if row.defense_in(group.name) == "none" and column.role in ("naive", "adaptive") else column.role
+    )
+    ours = _read(results, metric, role, column) if results else None
+    leaks = metric not in UTILITY and not column.at
+    made = Value(
+        group=group.name,
+        row=row.name,
+        column=column.head,
+        metric=metric,
+        better=column.better,
+        ours=_scaled(ours, column.factor),
+        published=printed,
+        missing=why if not results else "" if ours is not None else f"{metric} was not measured ({role})",
+    )
+    if not leaks or not results or role != "naive":
+        return made
+    others = {
+        "informed": _read(results, metric, "adaptive", column),
+        "perturbed": _read(results, metric, "bound", column),
+    }
+    return made.model_copy(update={name: _scaled(each, column.factor) for name, each in others.items()})
+
+
+def _read(results: Sequence[Result], metric: str, role: Role, column: Read) -> Estimate | None:
+    found = [_utility(each, metric) if metric in UTILITY else _leak(each, metric, role, column) for each in results]
+    known = [each for each in found if each is not None]
+    if len(known) < len(results):
+        return None
+    if metric in UTILITY or column.at:
+        return pooled([estimate for estimate, _ in known], share=metric in UTILITY)
+    size = results[0].attacks[0].batch_size if results[0].attacks else 1
+    return over_seeds(known, share=METRICS[metric].yes_or_no, per_update=size)
+
+
+def _utility(result: Result, metric: str) -> tuple[Estimate, list[float]] | None:
+    cost = result.cost
+    which = "defended" if cost.defended is not None else "undefended"
+    if metric == "test":
+        estimate = cost.defended if cost.defended is not None else cost.undefended
+        return None if estimate is None else (estimate, [])
+    if metric == "local":
+        local = [values[which] for name, values in cost.beside.items() if which in values]
+        return (_exactly(local[0]), []) if local else None
+    known = [each.validation[which] for each in cost.history if which in each.validation]
+    return (_exactly(known[-1]), []) if known else None
+
+
+def _exactly(value: float) -> Estimate:
+    """A number whose spread over examples is not kept: only that over seeds is then known."""
+    return Estimate(mean=value, low=value, high=value, count=1)
+
+
+def _leak(result: Result, metric: str, role: Role, column: Read) -> tuple[Estimate, list[float]] | None:
+    if column.at:
+        runs = [run for run in result.attacks if not column.attack or run.attack == column.attack]
+        if metric == "attack_loss":
+            curves = [c for run in runs for c in run.curves if c.role == role and len(c.median)]
+            share = {"1/3": 1 / 3, "2/3": 2 / 3, "all": 1.0}[column.at]
+            return (
+                (_exactly(curves[0].median[max(round(share * len(curves[0].median)) - 1, 0)]), []) if curves else None
+            )
+        marks = [run.on_the_way.get(role, {}).get(metric, {}).get(column.at) for run in runs]
+        return next(((each, []) for each in marks if each is not None), None)
+    rows = [
+        row
+        for row in result.rows
+        if row.role == role and row.round is None and metric in row.metrics and row.attack != TOGETHER
+    ]
+    rows = [row for row in rows if not column.attack or row.attack in (column.attack, "")]
+    if not rows:
+        return None
+    best: Row = rows[0]
+    for row in rows[1:]:
+        best = row if METRICS[metric].leaks_more(row.metrics[metric].mean, best.metrics[metric].mean) else best
+    return best.metrics[metric], best.values.get(metric, [])
+
+
+def _scaled(estimate: Estimate | None, factor: float) -> Estimate | None:
+    if estimate is None or factor == 1:
+        return estimate
+    ends = {name: factor * getattr(estimate, name) for name in ("mean", "low", "high")}
+    return estimate.model_copy(update=ends)
+
+
+def _cell(value: Value) -> str:
+    digits = len(value.published.partition(".")[2]) if value.published else 3
+    ours = "–"
+    if value.ours is not None:
+        half = (value.ours.high - value.ours.low) / 2
+        ours = f"{value.ours.mean:.{digits}f}" + (f" ± {half:.{digits}f}" if half else "")
+    return f"{ours} [{value.published}]" if value.published else ours
