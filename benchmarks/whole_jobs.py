@@ -2,7 +2,7 @@
 
     python -m benchmarks fedavg-as-it-comes   # `fedveil train`, empty and full caches; plain loop, pfl, Flower
     python -m benchmarks verdicts             # `fedveil audit` to its verdict, and what that is made of
-    python -m benchmarks memory               # 500 clients of resnet18 under FedAvg
+    python -m benchmarks memory               # up to 500 clients of resnet18 under FedAvg
 
 Times are those of a clock on the wall, from starting the process to its end. Memory is the most that was resident at
 one time in all processes of the job together, looked at ten times a second. Needs Linux, and data under FEDVEIL_DATA.
@@ -20,11 +20,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
+import fedveil as fv
 from benchmarks import fedavg
 from benchmarks.peers.environment import python_of
 from benchmarks.tables import Table
 from fedveil.errors import FedveilError
-from fedveil.registry import datasets
+from fedveil.memory import keep_freed_memory
+from fedveil.registry import datasets, models
+from fedveil.tasks.task import build_model
 
 ROOT = Path(__file__).parents[1]
 SMALL = os.environ.get("BENCH_SMALL") == "1"
@@ -202,22 +207,35 @@ def stages(store: Path, began: float) -> dict[str, float]:
 
 
 def memory() -> list[Table]:
-    clients = 20 if SMALL else 500
+    counts = (4, 20) if SMALL else (20, 100, 500)
     table = Table(
-        f"Memory: {clients} clients of resnet18 under FedAvg, all in every round",
-        ["workers", "rounds", "seconds", "peak memory (GB)", "limit"],
-        "CIFAR-10's shape and number of images (CIFAR-10 where its files are there, else 10 classes of random images), "
-        "2 local steps of 8 images for each client, `fedveil train`. All processes together.",
+        "Memory: resnet18 under FedAvg, all clients in every round",
+        ["clients", "workers", "seconds", "peak memory (GB)", "limit"],
+        "2 rounds of one local step of 4 random images of CIFAR-10's shape for each client. All processes together, "
+        "libraries included.",
     )
-    with tempfile.TemporaryDirectory() as name:
-        for workers in (1, 2):
-            out = Path(name) / f"out{workers}"
-            job = run(
-                [
-                    *fedveil("train", "--data", "cifar10", "--model", "resnet18:norm=group", "--clients", clients),
-                    *("--protocol", "fedavg", "--rounds", 1, "--batch-size", 8, "--limit", 16 * clients),
-                    *("--workers", workers, "--out", out, "--quiet"),
-                ]
-            )
-            table.add(workers, 1, job.seconds, f"{job.peak / 1e9:.2f}", "4")
+    for workers in (1, 2):
+        for count in counts:
+            job = run([sys.executable, "-m", "benchmarks.whole_jobs", count, workers])
+            table.add(count, workers, job.seconds, f"{job.peak / 1e9:.2f}", "4 at 500 clients")
     return [table]
+
+
+def main(clients: int, workers: int) -> None:
+    """Train such a federation."""
+    keep_freed_memory()  # as the command line does
+    own = 4
+    images = torch.randint(0, 256, (clients * own, 3, 32, 32), dtype=torch.uint8)
+    data = images, torch.arange(clients * own) % 10
+    task = fv.Task(
+        build_model(models.parse("resnet18:norm=group"), (3, 32, 32), 10, seed=0),
+        (data, (images[:own], data[1][:own])),
+        clients=list(torch.split(torch.arange(clients * own), own)),
+        normalization=fv.Normalization((0.5,) * 3, (0.25,) * 3),
+    )
+    settings = fv.FederationSettings(protocol="fedavg", rounds=2, batch_size=own)
+    fv.federate(task, None, settings, workers=workers)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))

@@ -1,70 +1,24 @@
 """Flower's side of the FedAvg benchmark: its simulation with two actors. Runs in Flower's own environment.
 
-`python flower_side.py WORKLOAD` reads what `benchmarks/fedavg.py` wrote. Every actor reads it once.
+`python flower_side.py WORKLOAD` reads what `benchmarks/fedavg.py` wrote.
 """
 
 from __future__ import annotations
 
+import os
 import sys
-from functools import cache
-from typing import Any
 
-import torch
-from flwr.client import ClientApp, NumPyClient
-from flwr.common import Context, ndarrays_to_parameters
-from flwr.server import ServerApp, ServerAppComponents, ServerConfig
-from flwr.server.strategy import FedAvg
 from flwr.simulation import run_simulation
-from torch.nn import functional
-
-PATH = sys.argv[-1]
-
-
-@cache
-def workload() -> dict[str, Any]:
-    torch.set_num_threads(1)
-    return torch.load(PATH, weights_only=False)
-
-
-class Client(NumPyClient):
-    """One that trains the model it is sent for a local epoch."""
-
-    def __init__(self, number: int) -> None:
-        self.own = workload()["clients"][number]
-
-    def fit(self, parameters: list[Any], config: dict[str, Any]) -> tuple[list[Any], int, dict[str, Any]]:
-        work = workload()
-        model, inputs, targets = work["model"], work["inputs"], work["targets"]
-        with torch.no_grad():
-            for p, array in zip(model.parameters(), parameters, strict=True):
-                p.copy_(torch.from_numpy(array))
-        optimizer = torch.optim.SGD(model.parameters(), lr=work["lr"])
-        for batch in torch.split(self.own[torch.randperm(len(self.own))], work["batch_size"]):
-            optimizer.zero_grad()
-            functional.cross_entropy(model(inputs[batch]), targets[batch]).backward()
-            optimizer.step()
-        return [p.detach().numpy() for p in model.parameters()], len(self.own), {}
-
-
-def client(context: Context) -> Any:
-    return Client(int(context.node_config["partition-id"])).to_client()
-
-
-def server(context: Context) -> ServerAppComponents:
-    work = workload()
-    strategy = FedAvg(
-        fraction_fit=work["per_round"] / len(work["clients"]),
-        fraction_evaluate=0.0,
-        min_available_clients=len(work["clients"]),
-        initial_parameters=ndarrays_to_parameters([p.detach().numpy() for p in work["model"].parameters()]),
-    )
-    return ServerAppComponents(strategy=strategy, config=ServerConfig(num_rounds=work["rounds"]))
-
 
 if __name__ == "__main__":
+    os.environ["FLOWER_WORKLOAD"] = sys.argv[1]
+    # Actors import the apps by name.
+    os.environ["PYTHONPATH"] = os.path.dirname(os.path.abspath(__file__))
+    from flower_app import client_app, server_app, workload
+
     run_simulation(
-        server_app=ServerApp(server_fn=server),
-        client_app=ClientApp(client_fn=client),
+        server_app=server_app,
+        client_app=client_app,
         num_supernodes=len(workload()["clients"]),
         backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": {"num_cpus": 2}},
     )
