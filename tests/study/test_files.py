@@ -48,5 +48,7 @@ def test_every_audit_of_every_scale_is_well_formed(name: str) -> None:
 @pytest.mark.parametrize("name", STUDIES)
 def test_the_smallest_scale_can_be_run_without_any_data_set(name: str, tmp_path: Path) -> None:
     plan = plan_study(STUDIES[name], "smoke", IndexedStore(tmp_path))
-    assert plan.missing == {}
+    # The leaderboard tries every defense everywhere: what a protocol cannot use stays empty, and says so.
+    assert [why for why in plan.missing.values() if " protects " not in why] == []
+    assert not plan.missing or name == "leaderboard"
     assert plan.estimates.stages

@@ -132,6 +132,8 @@ def _value(group: Group, row: Line, column: Read, results: Sequence[Result], pri
         "ceiling" if row.defense_in(group.name) == "none" and column.role in ("naive", "adaptive") else column.role
     )
     ours = _read(results, metric, role, column) if results else None
+    if results and ours is None and role == "adaptive":  # the defense does not say what an informed attacker would do
+        ours = _read(results, metric, "naive", column)
     leaks = metric not in UTILITY and not column.at
     made = Value(
         group=group.name,
@@ -157,7 +159,7 @@ def _read(results: Sequence[Result], metric: str, role: Role, column: Read) -> E
     known = [each for each in found if each is not None]
     if len(known) < len(results):
         return None
-    if metric in UTILITY or column.at:
+    if metric in UTILITY or column.at or metric.startswith("member"):  # not means over examples
         return pooled([estimate for estimate, _ in known], share=metric in UTILITY)
     size = results[0].attacks[0].batch_size if results[0].attacks else 1
     return over_seeds(known, share=METRICS[metric].yes_or_no, per_update=size)
