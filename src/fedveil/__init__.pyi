@@ -13,6 +13,7 @@ from fedveil.federation.capture import capture as capture
 from fedveil.federation.run import federate as federate
 from fedveil.federation.settings import FederationSettings as FederationSettings
 from fedveil.guard.guard import Guard as Guard
+from fedveil.study.compare import compare as compare
 from fedveil.tasks.columns import Column as Column
 from fedveil.tasks.normalization import Normalization as Normalization
 from fedveil.tasks.task import Task as Task

@@ -110,7 +110,7 @@ def parse_spec(text: str) -> tuple[str, dict[str, Any]]:
     if re.search(r"[\s,=]", name.strip()):
         raise FedveilError(f"cannot read '{text}': a colon stands before the fields, name:field=value,field=value")
     fields: dict[str, Any] = {}
-    for part in _split(rest) if rest.strip() else []:
+    for part in split_commas(rest) if rest.strip() else []:
         key, equals, value = part.partition("=")
         key = key.strip().replace("-", "_")
         if not equals or not key or not value.strip():
@@ -124,7 +124,7 @@ def parse_spec(text: str) -> tuple[str, dict[str, Any]]:
     return name.strip(), fields
 
 
-def _split(text: str) -> list[str]:
+def split_commas(text: str) -> list[str]:
     """Split at commas that are not inside quotes or brackets."""
     parts, depth, quote, escaped = [""], 0, "", False
     for letter in text:
@@ -152,5 +152,5 @@ def parse_value(text: str) -> Any:
         return tomllib.loads(f"value = {text}")["value"]
     except (tomllib.TOMLDecodeError, ValueError, ZeroDivisionError):
         if text.startswith("[") and text.endswith("]"):  # a list of bare words or fractions
-            return [parse_value(item.strip()) for item in _split(text[1:-1])]
+            return [parse_value(item.strip()) for item in split_commas(text[1:-1])]
         return text

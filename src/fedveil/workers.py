@@ -32,7 +32,7 @@ from fedveil.memory import keep_freed_memory
 from fedveil.signals import deaf_children
 from fedveil.tensors import own_memory
 
-WORTH_SECONDS = 20.0  # starting processes takes a few seconds: shorter work runs in one
+WORTH_SECONDS = 8.0  # starting processes takes a few seconds: shorter work runs in one
 POLL_SECONDS = 0.2  # how often ticks are read while jobs run
 
 

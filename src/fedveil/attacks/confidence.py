@@ -27,7 +27,8 @@ def confidences(public: Public, weights: Mapping[str, Tensor], suspects: Suspect
     with torch.no_grad():
         for start in range(0, suspects.count, AT_ONCE):
             part = slice(start, start + AT_ONCE)
-            inputs = map_inputs(lambda tensor: tensor.to(like.device), take(suspects.inputs, part))
+            taken = public.layout.inputs(take(suspects.inputs, part))
+            inputs = map_inputs(lambda tensor: tensor.to(like.device), taken)
             labels = suspects.labels[part].to(like.device)
             arguments, keywords = as_arguments(inputs)
             outputs = functional_call(model, dict(weights), arguments, keywords)

@@ -47,7 +47,7 @@ class LinkTest(Attack):
         if scene.candidates is None:
             return Work()
         count = scene.count * scene.candidates.count
-        sample = map_inputs(lambda tensor: tensor[0, 0], scene.candidates.inputs), scene.candidates.labels[0, 0]
+        sample = map_inputs(lambda tensor: tensor[0, 0], scene.candidate_inputs), scene.candidates.labels[0, 0]
         return Work(count, gradient_seconds(scene.public.model, sample, count * scene.updates.steps))
 
     def pieces(self, scene: Scene) -> list[Scene]:
@@ -59,7 +59,7 @@ class LinkTest(Attack):
         if scene.candidates is None:
             raise FedveilError("the link test picks one of several candidates, and here there are none")
         begun, count = time.perf_counter(), scene.candidates.count
-        sample = map_inputs(lambda tensor: tensor[0, 0], scene.candidates.inputs), scene.candidates.labels[0, 0]
+        sample = map_inputs(lambda tensor: tensor[0, 0], scene.candidate_inputs), scene.candidates.labels[0, 0]
         replay = Replay(scene.public, scene.updates.rows([0]), sample, scene.bench.backend)
         scores = torch.empty(scene.count, count, dtype=torch.float64)
         exact = torch.empty(scene.count, dtype=torch.bool)
@@ -83,7 +83,7 @@ class LinkTest(Attack):
 def _scores(scene: Scene, replay: Replay, how: Reading, note: Callable[[int], None]) -> Tensor | None:
     """How well each candidate explains the one update of a scene: shape (N,)."""
     assert scene.candidates is not None
-    inputs, labels = map_inputs(lambda tensor: tensor[0], scene.candidates.inputs), scene.candidates.labels[0]
+    inputs, labels = map_inputs(lambda tensor: tensor[0], scene.candidate_inputs), scene.candidates.labels[0]
     replay, compare = replay.of(scene.updates), _comparison(scene, how)
     streams, step = scene.streams.fold("link"), replay.at_once(how.replayed)
     parts = []

@@ -49,5 +49,5 @@ def forward_seconds(scene: Scene) -> float:
     """What it takes to put all examples in question through the model once."""
     if scene.suspects is None:
         return 0.0
-    one = take(scene.suspects.inputs, slice(0, 1)), scene.suspects.labels[:1]
+    one = take(scene.suspect_inputs, slice(0, 1)), scene.suspects.labels[:1]
     return gradient_seconds(scene.public.model, one, scene.suspects.count) / 3  # a gradient is about three passes

@@ -89,7 +89,7 @@ class LocalSteps:
 class Candidates:
     """N batches that may be behind each of V updates. Which of them is, the attacker does not know."""
 
-    inputs: Inputs  # (V, N, B, ...), as the model takes them
+    inputs: Inputs  # (V, N, B, ...), as the layout has them: see `Scene.candidate_inputs`
     labels: Tensor  # (V, N, B, ...)
 
     @property
@@ -106,7 +106,7 @@ class Candidates:
 class Suspects:
     """N examples in question, in a drawn order: some were used and some were not. All updates share them."""
 
-    inputs: Inputs  # (N, ...), as the model takes them
+    inputs: Inputs  # (N, ...), as the layout has them: see `Scene.suspect_inputs`
     labels: Tensor  # (N,)
 
     @property
@@ -161,6 +161,18 @@ class Scene:
     def batch_size(self) -> int:
         """Examples behind one update."""
         return self.updates.examples
+
+    @property
+    def candidate_inputs(self) -> Inputs:
+        """The candidates (V, N, B, ...) as the model takes them."""
+        assert self.candidates is not None
+        return self.public.layout.inputs(self.candidates.inputs)
+
+    @property
+    def suspect_inputs(self) -> Inputs:
+        """The examples in question (N, ...) as the model takes them."""
+        assert self.suspects is not None
+        return self.public.layout.inputs(self.suspects.inputs)
 
     @property
     def like(self) -> Tensor:

@@ -43,7 +43,7 @@ class UpdateAlignment(Attack):
         """A gradient for every example; replaying a defense takes longer than is told here."""
         if scene.suspects is None:
             return Work()
-        one = take(scene.suspects.inputs, slice(0, 1)), scene.suspects.labels[:1]
+        one = take(scene.suspect_inputs, slice(0, 1)), scene.suspects.labels[:1]
         return Work(scene.suspects.count, gradient_seconds(scene.public.model, one, scene.suspects.count))
 
     def run(self, scene: Scene, fitted: Any = None) -> Membership:
@@ -76,7 +76,7 @@ def _gradients(scene: Scene) -> Iterator[list[Tree]]:
     """The gradients of the examples in question, some at a time: under each history that a known defense may have."""
     assert scene.suspects is not None
     labels = scene.suspects.labels[:, None]
-    inputs = map_inputs(lambda tensor: tensor[:, None], scene.suspects.inputs)
+    inputs = map_inputs(lambda tensor: tensor[:, None], scene.suspect_inputs)
     like = replace(scene.updates.rows([0]), kind="gradient", lr=scene.updates.lr[:1], batch_sizes=(1,), local_epochs=1)
     how = informed_reading(scene.chain, scene.updates) if scene.chain.defenses else reading(scene.chain, scene.updates)
     replay = Replay(scene.public, like, (take(inputs, 0), labels[0]), scene.bench.backend)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from fedveil.attacks.problem import Problem
 from fedveil.attacks.recipe import Recipe
-from fedveil.clients.choose import COMPILE_SECONDS, COMPILED_SAVES, Speed, counted_operations, estimated_seconds
+from fedveil.clients.choose import Speed, counted_operations, estimated_seconds
 from fedveil.tree import size_in_bytes
 
 MOST_VICTIMS = 32  # stacked at a time
@@ -23,7 +23,9 @@ SPEED = Speed(8e9, 2e-3)
 # fast. By the speed of small nets 30 steps of it looked long enough to compile, which takes as long as 300 of them.
 LARGE = 2e9  # operations of a forward pass
 LARGE_SPEED = Speed(8e10, 2e-3)
+COMPILE_SECONDS = 30.0  # of one objective
 LARGE_COMPILE_SECONDS = 110.0
+COMPILED_SAVES = 0.5  # share of the stacked time
 # Chunks of victims that compiled code usually serves: an audit attacks the same victims in four roles.
 SERVED = 4
 

@@ -28,6 +28,7 @@ from fedveil.tasks.normalization import Normalization
 from fedveil.tasks.own_files import is_reference
 from fedveil.tasks.splits import OwnSplit
 from fedveil.tasks.task import Task
+from fedveil.tasks.text_form import tokens_of
 
 AT_ONCE = 4096  # examples that are read at a time
 
@@ -96,19 +97,20 @@ def places_apart(examples: Examples, others: Iterable[Examples], task: Task) -> 
 
 
 def _tensor(inputs: Inputs) -> Tensor:
-    assert isinstance(inputs, Tensor)  # an audit refuses all others
-    return inputs
+    return tokens_of(inputs)
 
 
 def _marks(examples: Examples, task: Task) -> Iterator[bytes]:
     """A short hash of every example, to what it was before it was standardized in single precision.
 
     Of pictures that is eight bits a pixel: one read as bytes equals the same read as numbers. Of rows it is a
-    ten-thousandth of a column's deviation.
+    ten-thousandth of a column's deviation. Of sentences it is their tokens.
     """
     for inputs, _ in examples.batches(AT_ONCE):
         values = _tensor(inputs).float()
-        if task.columns is not None:
+        if task.text is not None:
+            rough = values.to(torch.int64)
+        elif task.columns is not None:
             rough = (values * 1e4).round().to(torch.int64)
         else:
             pixels = values if task.normalization is None else task.normalization.pixels(values)
@@ -137,6 +139,8 @@ class AuxiliarySource:
         """What is named, checked; None where nothing is, or where it is held out."""
         if self.own is None and self.settings.auxiliary in (HELD_OUT, NONE):
             return None
+        if task.text is not None:
+            raise FedveilError(f"auxiliary data: of text attackers learn from '{HELD_OUT}' sentences, or from '{NONE}'")
         if task.columns is not None:
             raise FedveilError(f"auxiliary data: of a table attackers learn from '{HELD_OUT}' rows, or from '{NONE}'")
         return _named(self.settings.auxiliary, task, self.root) if self.own is None else _own(self.own, task)

@@ -35,7 +35,7 @@ from fedveil.errors import FedveilError
 from fedveil.ledger.one_run import guess_counts, least_epsilon
 from fedveil.ledger.statement import statement
 from fedveil.streams import Streams
-from fedveil.tasks.inputs import Inputs, map_inputs
+from fedveil.tasks.inputs import map_inputs
 from fedveil.tasks.randomness import generator
 from fedveil.tasks.task import Task
 from fedveil.tree import Tree
@@ -362,17 +362,12 @@ class _WithCanaries(ClientBatch):
             canaries=canaries,
         )
 
-    def example_gradients(self, inputs: Inputs | None = None, params: Tree | None = None) -> Tree:
-        """Those of the real examples, and the canaries."""
+    def clipped_sum(self, bound: float) -> tuple[Tree, Tensor]:
+        """The sum over the real examples and the canaries, and the loss of the real ones."""
         assert self.real is not None
         assert self.canaries is not None
-        given = self.canaries.map(lambda rows: rows[None])
+        given = clipped(self.canaries, bound).map(lambda rows: rows.sum(0, keepdim=True))
         if not self.real.targets.shape[1]:
-            return given
-        found = self.real.example_gradients()
-        return Tree({name: torch.cat([tensor, given[name]], 1) for name, tensor in found.items()})
-
-    def loss(self, inputs: Inputs | None = None, params: Tree | None = None) -> Tensor:
-        """That of the real examples."""
-        assert self.real is not None
-        return self.real.loss() if self.real.targets.shape[1] else torch.zeros(1)
+            return given, torch.zeros(1)
+        found, loss = self.real.clipped_sum(bound)
+        return found + given, loss

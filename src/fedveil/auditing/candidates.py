@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Self, cast
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -14,7 +14,9 @@ from fedveil.leakage.modality import Modality
 from fedveil.leakage.truths import Truths
 from fedveil.streams import Streams
 from fedveil.tasks.examples import ArrayExamples, Examples
+from fedveil.tasks.inputs import Inputs
 from fedveil.tasks.model_check import floating_type
+from fedveil.tasks.text_form import tokens_of
 
 MOST_HELD_OUT = 20_000  # examples that victims' are told from
 
@@ -87,7 +89,9 @@ def truth_of(case: Case, originals: Originals, held_out: HeldOut, *, one_example
         place=places,
     )
     found = _candidates(originals, (distractors, held_out.labels[chosen]), places, one_example=one_example)
-    return RoundTruth(truths, Candidates(found[0].to(floating_type(case.public.model)), found[1]))
+    # Half precision could not hold the number of a token.
+    kind = floating_type(case.public.model) if case.public.layout.text is None else torch.float32
+    return RoundTruth(truths, Candidates(found[0].to(kind), found[1]))
 
 
 def _places(victims: int, among: int, seed: int, number: int) -> Tensor:
@@ -119,6 +123,6 @@ def _candidates(
     return found
 
 
-def single(inputs: Any) -> Tensor:
-    """Inputs in single precision."""
-    return cast(Tensor, inputs).float()
+def single(inputs: Inputs) -> Tensor:
+    """Inputs as they are stored and compared: one tensor in single precision; of sentences, their tokens."""
+    return tokens_of(inputs).float()

@@ -32,7 +32,7 @@ from fedveil.tasks.inputs import leaves
 from fedveil.tree import Tree
 
 # Raised when a stage comes to other results for the same inputs.
-REVISIONS = {"train": 2, "observe": 1, "fit": 1, "attack": 1, "score": 1}
+REVISIONS = {"train": 2, "observe": 1, "fit": 1, "attack": 1, "score": 1, "result": 1}
 
 
 def content_key(stage: str, **parts: Any) -> str:
@@ -115,7 +115,8 @@ def of_public(public: Public, row: Mapping[str, Tensor], batch_size: int) -> dic
     """The model and the loss by what they compute, at the weights and buffers of `row`, on a fixed batch."""
     like = next(tensor for tensor in row.values() if tensor.is_floating_point())
     draw = Streams.seeded(0, [0], "content key")
-    inputs = draw.uniform(batch_size, *public.layout.shape)[0].to(like)
+    uniform = draw.uniform(batch_size, *public.layout.shape)[0].to(like)
+    inputs = public.layout.inputs(public.layout.drawn(uniform))
     labels = public.target.zeros(batch_size, device=like.device)
     return {
         "behavior": behavior(public.model, public.loss, row, inputs, labels),
@@ -129,7 +130,8 @@ def of_layout(public: Public) -> dict[str, Any]:
     box = dict(zip(("low", "high"), public.layout.box or (), strict=False))
     said = [public.layout.modality, public.layout.shape, of_tensors(box)]
     columns = [] if public.layout.columns is None else [public.layout.columns.described()]
-    return {"layout": [*said, *columns], "classes": public.classes}
+    text = [] if public.layout.text is None else [public.layout.text.described()]
+    return {"layout": [*said, *columns, *text], "classes": public.classes}
 
 
 def of_scene(scene: Scene) -> dict[str, Any]:

@@ -96,6 +96,7 @@ def stand_in(case: Case, experiment: Experiment, attack: Attack) -> Scene:
     form = case.public.target
     labels = form.zeros().expand(count, settings.candidates, size, *form.shape)
     nothing = next(iter(before.values())).new_zeros(())
+    # Zeros serve as sentences, too: token 0 at every place.
     candidates = Candidates(nothing.expand(count, settings.candidates, size, *case.public.layout.shape), labels)
     others = settings.nonmembers
     suspects = Suspects(nothing.expand(others, *case.public.layout.shape), form.zeros().expand(others, *form.shape))

@@ -20,6 +20,7 @@ from fedveil.attacks.threat import ThreatModel
 from fedveil.auditing.attackers import threat_of_row
 from fedveil.auditing.attacking import Shown, noise_like, scene_of
 from fedveil.auditing.auxiliary import places_apart
+from fedveil.auditing.candidates import single
 from fedveil.auditing.observing import Observed
 from fedveil.auditing.result import Roc, Row
 from fedveil.auditing.roles import ATTACKERS, Role
@@ -85,16 +86,16 @@ def pool_of_model(shop: Workshop, others: Given) -> Pool:
     held = torch.cat([each.cpu() for each in shop.task.clients])
     drawn = Streams.seeded(shop.case.seed, [0], "members").permutation(len(held))[0]
     inputs, labels = shop.task.train.batch(held[drawn[: shop.experiment.audit.nonmembers]].sort().values)
-    assert isinstance(inputs, Tensor)  # an audit refuses all others
     kinds = torch.cat([torch.full((len(labels),), MEMBER), torch.full((len(others[1]),), OTHER)])[None]
-    return _mixed(shop, (inputs.float(), labels), others, kinds)
+    return _mixed(shop, (single(inputs), labels), others, kinds)
 
 
 def _mixed(shop: Workshop, members: Given, others: Given, kinds: Tensor) -> Pool:
     """In a drawn order, so that no order gives members away. In every round the others stand at the same places."""
     order = Streams.seeded(shop.case.seed, [0], "examples in question").permutation(kinds.shape[1])[0]
     inputs, labels = (torch.cat([own.cpu(), other.cpu()])[order] for own, other in zip(members, others, strict=True))
-    return Pool(Suspects(inputs.to(floating_type(shop.case.public.model)), labels), kinds[:, order])
+    kind = floating_type(shop.case.public.model) if shop.case.public.layout.text is None else torch.float32
+    return Pool(Suspects(inputs.to(kind), labels), kinds[:, order])
 
 
 # ---- who looks at what ---------------------------------------------------------------------------------------

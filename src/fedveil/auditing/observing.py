@@ -18,6 +18,7 @@ from fedveil.defenses.updates import Updates
 from fedveil.errors import FedveilError
 from fedveil.federation.checkpoint import configuration
 from fedveil.federation.probe import Victims, probe
+from fedveil.tasks.models.transformer import nearest_tokens
 from fedveil.tensorfile import grouped, prefixed
 from fedveil.tree import Tree
 
@@ -90,7 +91,8 @@ def observe(shop: Workshop, number: int, found: Trained | None) -> Observed:
     def make(folder: Path | None) -> Observed:
         made = probe(prepared, params, buffers, number, victims)
         truth = made.truth
-        return Observed(number, made.defended, made.undefended, single(truth.inputs), truth.targets, single(truth.seen))
+        seen = single(truth.seen) if shop.task.text is None else nearest_tokens(shop.task.model, params, truth.seen)
+        return Observed(number, made.defended, made.undefended, single(truth.inputs), truth.targets, seen)
 
     about = f"{shop.case.name}, round {number}, {settings.victims} updates under {shop.chain}"
     first = shop.store.keep("observe", Wanted(key, about), _Form(), make)

@@ -260,6 +260,13 @@ class TableLegend(Document):
     tolerance: float  # standard deviations within which a number counts as recovered
 
 
+class TextLegend(Document):
+    """How the tokens of attacked sentences are written: see `Sentences.pieces`."""
+
+    pieces: dict[str, str]  # token -> text, with a space before it where it begins a word
+    special: list[int] = []  # tokens that stand for no text
+
+
 class Result(Document):
     """The whole finding. Images are kept apart, see `Images`."""
 
@@ -270,6 +277,7 @@ class Result(Document):
     protocol: str  # "FedSGD, 4 clients, batch 8"
     attacked: str = ""  # "16 updates of one image each, at the untrained model"
     table: TableLegend | None = None  # where rows of a table were attacked
+    text: TextLegend | None = None  # where sentences were attacked
     label_names: list[str] = []  # of the classes, where they have names
     holdings: ClientLabels | None = None  # who holds what; None in results of versions that did not keep it
     defense: DefenseCard
@@ -318,7 +326,8 @@ def gets(row: Row, kind: Modality) -> tuple[float, float]:
 class Images:
     """The originals and reconstructions of a result: pictures (images, channels, h, w) of floats in [0, 1].
 
-    Of a table, cells (rows, columns): numbers, and the place of each category in its column's list.
+    Of a table, cells (rows, columns): numbers, and the place of each category in its column's list. Of text, tokens
+    (sentences, places), -1 where there is none.
     """
 
     def __init__(self, originals: NDArray[np.float32], labels: NDArray[Any]) -> None:

@@ -147,6 +147,8 @@ def run_audit(shop: Workshop, command: str) -> AuditResult:
     terms = Terms(shop.experiment.audit, shop.modality, among, config, tuple(shop.chain.without_knowledge))
     verdict = judge(rows, cost, promised.sentence + at_most(most, among, views), terms)
     document = describe(shop, evidence, verdict, promised)
+    images = images_of(evidence.scores, evidence.truths, shop.modality)
+    document |= {"text": shop.modality.pieces([images.originals, *images.reconstructions.values()])}
     result = Result(
         **document,
         rows=rows,
@@ -162,7 +164,7 @@ def run_audit(shop: Workshop, command: str) -> AuditResult:
     )
     if missed:
         result = result.model_copy(update={"not_tried": missed + result.not_tried})
-    return AuditResult(result, images_of(evidence.scores, evidence.truths, shop.modality))
+    return AuditResult(result, images)
 
 
 def promise(shop: Workshop, defended: Trained | None) -> Statement:
@@ -180,7 +182,11 @@ def describe(shop: Workshop, evidence: Evidence, verdict: Verdict, promised: Sta
     auxiliary = shop.auxiliary if evidence.auxiliary_used else None
     situation, some = _situation(shop), evidence.observed[0]
     attempted = Attempted.of(evidence.attacks, evidence.among, auxiliary, evidence.left_out)
-    moved = perturbation([(truths.originals.flatten(0, 1), truths.seen.flatten(0, 1))], shop.task.normalization)
+    moved = (
+        perturbation([(truths.originals.flatten(0, 1), truths.seen.flatten(0, 1))], shop.task.normalization)
+        if shop.task.text is None
+        else None  # numbers of tokens have no distance
+    )
     return {
         "data": task.name,
         "model": task.model_name,
@@ -231,4 +237,5 @@ def _situation(shop: Workshop) -> Situation:
         trained_in=None if local else federation.batch_size,
         views=settings.views,
         columns=0 if shop.task.columns is None else len(shop.task.columns),
+        vocabulary=0 if shop.task.text is None else shop.task.text.entries,
     )

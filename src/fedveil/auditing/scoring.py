@@ -121,7 +121,7 @@ def score_finding(attack: str, role: Role, finding: Finding, truths: Truths, mod
         "reconstruct",
         _with_cost(scores.values, finding),
         exhibit=scores.exhibit,
-        labels=_found_labels(finding.labels, truths.labels),
+        labels=_found_labels(finding.labels, truths.labels) if _counted(truths.labels) else None,
         costs=finding.costs if finding.steps else None,
         on_the_way=scores.on_the_way,
         steps=tuple(finding.steps),
@@ -159,6 +159,11 @@ def _with_cost(values: dict[str, Tensor], finding: Reconstruction) -> dict[str, 
     size = len(values["diverged"]) // max(len(finding.cost), 1)
     cost = finding.cost.detach().to("cpu", torch.float32).double().repeat_interleave(size)
     return {**values, "attack_loss": cost, "diverged": values["diverged"] | ~torch.isfinite(cost)}
+
+
+def _counted(labels: Tensor) -> bool:
+    """Whether labels can be found apart from inputs: the targets of running text are its own tokens."""
+    return labels.is_floating_point() or labels.dim() == 2
 
 
 def _found_labels(found: Tensor, true: Tensor) -> Tensor:

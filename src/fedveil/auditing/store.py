@@ -25,7 +25,7 @@ from fedveil.files import private_folder
 from fedveil.ownership import InUse, leased
 from fedveil.tensorfile import Header, read_tensors, write_tensors
 
-StageName = Literal["train", "observe", "fit", "attack", "score"]
+StageName = Literal["train", "observe", "fit", "attack", "score", "result"]
 STAGES: tuple[StageName, ...] = get_args(StageName)
 FORMAT, VERSION = "fedveil-entry", 1
 ENTRY = "entry.safetensors"

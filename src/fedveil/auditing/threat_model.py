@@ -157,6 +157,7 @@ class Situation:
     captured: str | None = None  # what was captured, in words; None in an audit, which makes its own updates
     views: int = 1  # messages about each batch, each protected anew
     columns: int = 0  # of a table
+    vocabulary: int = 0  # tokens, of text
     stated: bool = True  # whether it is known which defense there is, or that there is none
 
 
@@ -187,6 +188,15 @@ def assumptions(situation: Situation, attempted: Attempted) -> list[Assumption]:
                 setting=f"{situation.columns} known",
                 words="The attacker knows the columns of the table: their names, the range, mean and deviation of "
                 "numbers, and the list of categories. No cell of any row is known.",
+            )
+        )
+    if situation.vocabulary:
+        found.append(
+            Assumption(
+                switch="vocabulary",
+                setting=f"{situation.vocabulary:,} tokens known",
+                words="The attacker knows the tokenizer and how sentences are laid out: special tokens, padding, and "
+                "the most tokens that an example can have. How long a sentence is, it has to find out.",
             )
         )
     if attempted.candidates is not None:

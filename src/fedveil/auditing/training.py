@@ -15,6 +15,7 @@ from fedveil.clients.engine import Tensors
 from fedveil.federation.checkpoint import configuration
 from fedveil.federation.history import RoundRecord, Utility
 from fedveil.federation.run import Run, train
+from fedveil.federation.settings import FederationSettings
 from fedveil.federation.steps import Prepared
 from fedveil.tensorfile import grouped, prefixed
 
@@ -33,10 +34,8 @@ def trained(shop: Workshop, prepared: Prepared, line: str, rounds: tuple[int, ..
 
     rounds: whose start is to be known. Which they are changes nothing else: they are not in the key.
     """
-    plan, engine = prepared.plan, prepared.engine
-    settings = replace(plan.settings, record_rounds=(), record_clients=None)
-    told = configuration(replace(plan, settings=settings))
-    key = training_key(told, plan.chain, [engine.backend, engine.chunk, str(prepared.device)])
+    plan, key = prepared.plan, run_key(prepared)
+    settings = _unrecorded(prepared)
     recorded = replace(prepared, plan=replace(plan, settings=replace(settings, record_rounds=rounds, record_clients=1)))
     shop.tell(line)
 
@@ -47,6 +46,17 @@ def trained(shop: Workshop, prepared: Prepared, line: str, rounds: tuple[int, ..
 
     about = f"{shop.case.name}, {settings.rounds} rounds under {plan.chain}"
     return shop.store.keep("train", Wanted(key, about), _Form(key, rounds), make)
+
+
+def run_key(prepared: Prepared) -> str:
+    """The key of what a run comes to. Which rounds are recorded is not in it."""
+    plan, engine = prepared.plan, prepared.engine
+    told = configuration(replace(plan, settings=_unrecorded(prepared)))
+    return training_key(told, plan.chain, [engine.backend, engine.chunk, str(prepared.device)])
+
+
+def _unrecorded(prepared: Prepared) -> FederationSettings:
+    return replace(prepared.plan.settings, record_rounds=(), record_clients=None)
 
 
 def _trained(key: str, run: Run) -> Trained:

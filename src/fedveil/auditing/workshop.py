@@ -45,16 +45,22 @@ class Workshop:
     auxiliary: Auxiliary | None  # what attackers learn from
 
     @classmethod
-    def open(cls, experiment: Experiment, store: Store, workers: Workers, watch: Watch) -> Self:
-        """Check and prepare all that can be, before anything is trained or attacked."""
-        task = experiment.build_task()
+    def open(
+        cls, experiment: Experiment, store: Store, workers: Workers, watch: Watch, beside: Self | None = None
+    ) -> Self:
+        """Check and prepare all that can be, before anything is trained or attacked.
+
+        beside: that of an experiment with the same task, federation, seed, device and backend: nothing is read,
+            measured or compiled again then.
+        """
+        task = experiment.build_task() if beside is None else beside.task
         kind = modality_of(task)
         check_experiment(experiment, task, kind)
         held_out, auxiliary = _held_out(experiment, task, kind)
         plan = Plan(task, Chain(), experiment.federation, experiment.seed)
         pool = workers if experiment.trains and experiment.federation.protocol == "fedavg" else None
         made = partial(prepare, backend=experiment.backend, device=experiment.device, workers=pool)
-        plain = made(plan)
+        plain = made(plan, engine=None if beside is None else beside.plain.engine)
         defended = made(plan.under(experiment.chain), engine=plain.engine) if experiment.defense else plain
         equipped, judges = kind.equipped(task, experiment.audit.tools)
         case = Case(

@@ -103,7 +103,8 @@ class OneLine(logging.Handler):
     """Prints each record as one line on the current standard error."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        print(f"fedveil: {record.levelname.lower()}: {printable(record.getMessage())}", file=sys.stderr)
+        kind = getattr(record, "kind", record.levelname.lower())
+        print(f"fedveil: {kind}: {printable(record.getMessage())}", file=sys.stderr)
 
 
 def debugging() -> bool:

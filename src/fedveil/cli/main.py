@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from fedveil.cli import canary as canary_command
+from fedveil.cli import compare as compare_command
 from fedveil.cli import data as data_command
 from fedveil.cli import federate as federate_command
 from fedveil.cli import flower as flower_command
@@ -40,6 +41,7 @@ app.add_typer(prior_command.app, name="prior")
 app.add_typer(flower_command.app, name="flower")
 app.add_typer(site_command.app, name="site")
 app.command("canary")(canary_command.canary)
+app.command("compare")(compare_command.compare)
 app.command("federate")(federate_command.federate)
 store_app = typer.Typer(help="List and remove what audits keep for each other.")
 app.add_typer(store_app, name="store")

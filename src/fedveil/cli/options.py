@@ -386,9 +386,9 @@ def with_settings(command: Command) -> Callable[[Callable[[Given], int | None]],
 
         file = typer.Option("--config", metavar="FILE", help="TOML file; options override it.", rich_help_panel=RUN)
         again = typer.Option("--resume", help="Continue a stopped run.", rich_help_panel=RUN, show_default=False)
-        parameters = [_parameter(setting) for setting in chosen]
-        parameters.append(_keyword("config", None, Annotated[Path | None, file]))
-        parameters.append(_keyword("resume", False, Annotated[bool, again]))
+        parameters = [parameter_of(setting) for setting in chosen]
+        parameters.append(keyword("config", None, Annotated[Path | None, file]))
+        parameters.append(keyword("resume", False, Annotated[bool, again]))
         typed.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         typed.__annotations__ = {}
         typed.__name__, typed.__doc__ = command, function.__doc__
@@ -441,13 +441,15 @@ def read_values(options: dict[str, Any]) -> dict[str, Any]:
     return {key: _BY_KEY[key].read(value) for key, value in options.items() if value not in (None, [])}
 
 
-def _parameter(setting: Setting) -> inspect.Parameter:
+def parameter_of(setting: Setting) -> inspect.Parameter:
+    """The option as a parameter of a command."""
     if setting.kind == "switch":
-        return _keyword(setting.name, None, Annotated[bool | None, option(setting.key)])
+        return keyword(setting.name, None, Annotated[bool | None, option(setting.key)])
     if setting.kind == "specs":
-        return _keyword(setting.name, None, Annotated[list[str] | None, option(setting.key)])
-    return _keyword(setting.name, None, Annotated[str | None, option(setting.key)])
+        return keyword(setting.name, None, Annotated[list[str] | None, option(setting.key)])
+    return keyword(setting.name, None, Annotated[str | None, option(setting.key)])
 
 
-def _keyword(name: str, default: Any, annotation: Any) -> inspect.Parameter:
+def keyword(name: str, default: Any, annotation: Any) -> inspect.Parameter:
+    """A parameter of a command."""
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)

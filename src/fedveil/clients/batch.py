@@ -28,10 +28,10 @@ class StepResult:
 class ClientBatch:
     """K clients with a batch each: every tensor's first axis is the client.
 
-    `gradient`, `input_gradient`, `example_gradients`, `loss`, `evaluation_loss`, `features` and `sensitivity` may be
-    called as often as a method needs and move nothing; `share` computes the one gradient that goes out, and only there
-    do buffers (batch norm statistics) move. `state` is a defense's own memory for these clients, such as a perturbation
-    that is carried over the batches of a round.
+    `gradient`, `input_gradient`, `example_gradients`, `clipped_sum`, `loss`, `evaluation_loss`, `features` and
+    `sensitivity` may be called as often as a method needs and move nothing; `share` computes the one gradient that goes
+    out, and only there do buffers (batch norm statistics) move. `state` is a defense's own memory for these clients,
+    such as a perturbation that is carried over the batches of a round.
     """
 
     engine: Engine
@@ -80,6 +80,10 @@ class ClientBatch:
     def example_gradients(self, inputs: Inputs | None = None, params: Tree | None = None) -> Tree:
         """The gradient of every example on its own: tensors of shape (K, B, ...)."""
         return self.engine.example_gradients(*self._arguments(inputs, params))
+
+    def clipped_sum(self, bound: float) -> tuple[Tree, Tensor]:
+        """The sum of each client's example gradients, each scaled down to a norm of `bound`, and the mean losses."""
+        return self.engine.clipped_sum(bound, *self._arguments(None, None))
 
     def loss(self, inputs: Inputs | None = None, params: Tree | None = None) -> Tensor:
         """Each client's mean loss: shape (K,)."""

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
+from shutil import which
 from typing import Any
 
 import torch
@@ -42,7 +45,7 @@ def compile_once(function: Callable[..., Any], name: str, *, keep_layout: bool =
             try:
                 if ready:
                     return compiled(*arguments)
-                with _without_compiler_log():
+                with without_compiler_log():
                     result = compiled(*arguments)
                 ready = True
                 return result
@@ -72,7 +75,7 @@ def _worth_checking(guards: Sequence[Any]) -> list[bool]:
 
 
 @contextlib.contextmanager
-def _without_compiler_log() -> Iterator[None]:
+def without_compiler_log() -> Iterator[None]:
     """A graph that the compiler cannot handle is reported in one line; its own log would run to thousands."""
     noisy = logging.getLogger("torch._inductor")
     level = noisy.level
@@ -88,6 +91,8 @@ _compiler: list[bool] = []
 
 def compiler_found() -> bool:
     """Whether there is a C++ compiler; if not, a warning says so once."""
+    if not _compiler and which(os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")):
+        _compiler.append(True)  # torch would take seconds to say so: it imports its compiler first
     if not _compiler:
         from torch._inductor.cpp_builder import get_cpp_compiler
 

@@ -31,24 +31,28 @@ def _mix(word: Tensor) -> Tensor:
 
 
 def keyed_uniform(key: Tensor, size: int) -> Tensor:
-    """`size` numbers in [0, 1) that depend only on the 64-bit key (a tensor without axes): 24 random bits each."""
+    """`size` numbers in [0, 1) that depend only on the 64-bit key: 24 random bits each. For several keys a row each."""
     # Exclusive or, and not splitmix64's own sum: the compiler evaluates products with a range of indices itself, and
     # refuses one that wraps.
-    bits = _mix(_mix(key) ^ torch.arange(size, device=key.device))
+    bits = _mix(_mix(key).unsqueeze(-1) ^ torch.arange(size, device=key.device))
     return ((bits >> 40) & 0xFFFFFF).to(torch.float32) * 2.0**-24
 
 
 def example_key(key: Tensor, index: Tensor | int) -> Tensor:
-    """The key of one example of a batch, for gradients that are taken example by example."""
+    """The key of one example of a batch, or of several, for gradients that are taken example by example."""
     # A tensor, also of a plain number: its product wraps, where Python's would grow beyond 64 bits.
     return _mix(key ^ ((torch.as_tensor(index, device=key.device) + 1) * _GOLDEN))
+
+
+class NotByExample(Exception):
+    """A layer has a key for each example, and its input has another number of them in front."""
 
 
 class KeyedDropout(nn.Module):
     """Stands in for `nn.Dropout` and its 1d to 3d forms, which drop whole channels.
 
     `key` is replaced at every call by the client's own; each forward pass moves it on, so that a layer used twice
-    in one pass draws twice.
+    in one pass draws twice. With a key for each example of a batch, each gets the mask that it would get alone.
     """
 
     key: Tensor
@@ -64,7 +68,9 @@ class KeyedDropout(nn.Module):
             return inputs
         # As in torch, where `Dropout2d` takes three axes for (example, channel, place) and not for one example.
         shape = inputs.shape[: max(inputs.dim() - self.spatial, 2 if self.spatial == 2 else 1)]
-        uniform = keyed_uniform(self.key, shape.numel()).reshape(shape)
+        if self.key.dim() and shape[:1] != self.key.shape:
+            raise NotByExample
+        uniform = keyed_uniform(self.key, shape[self.key.dim() :].numel()).reshape(shape)
         self.key.add_(1)
         keep = 1 - self.p
         kept = (uniform < keep).to(inputs.dtype).reshape(*shape, *[1] * (inputs.dim() - len(shape)))

@@ -20,10 +20,13 @@ from torch.func import vmap
 from fedveil.clients.compiling import compile_once, compiler_found
 from fedveil.clients.draws import DrawWatch
 from fedveil.clients.dropout import KeyedDropout, keyed_for_a_while
+from fedveil.clients.identity import code_of, identity
 from fedveil.clients.nested import map_nested, pad_clients, shapes_behind, zip_nested
+from fedveil.clients.packages import Package, Wanted, packaged
 from fedveil.clients.passes import Loss as Loss  # re-exported
 from fedveil.clients.passes import OneClient, Passes
 from fedveil.clients.passes import Tensors as Tensors  # re-exported
+from fedveil.clients.per_example import ClippedSum
 from fedveil.clients.quantities import (
     ExampleGradients,
     Features,
@@ -136,12 +139,20 @@ class Engine(Passes):
 
     def example_gradients(self, params: Tree, buffers: Tree, inputs: Inputs, targets: Tensor, streams: Streams) -> Tree:
         """The gradient of every single example: tensors of shape (K, B, ...)."""
-        if any(isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training for m in self.model.modules()):
-            raise FedveilError(
-                "per-example gradients do not exist under batch norm, which mixes the examples of a batch: "
-                "use a model with group norm (resnet18:norm=group) or none"
-            )
+        self._require_apart()
         return _tree(self._run(ExampleGradients(), params, buffers, inputs, targets, streams))
+
+    def clipped_sum(
+        self, bound: float, params: Tree, buffers: Tree, inputs: Inputs, targets: Tensor, streams: Streams
+    ) -> tuple[Tree, Tensor]:
+        """The sum of every client's example gradients, each scaled down to a norm of `bound`, and the mean losses.
+
+        One client at a time, whatever the backend: that takes one pass of a whole batch. See `clients/per_example.py`.
+        """
+        self._require_apart()
+        looping = self if self.backend == "loop" else self.again("loop")
+        total, loss = looping._run(ClippedSum(bound), params, buffers, inputs, targets, streams)
+        return _tree(total), loss
 
     def loss(self, params: Tree, buffers: Tree, inputs: Inputs, targets: Tensor, streams: Streams) -> Tensor:
         """Each client's mean loss: shape (K,)."""
@@ -175,6 +186,13 @@ class Engine(Passes):
         """
         self._require(layer)
         return self._run(Sensitivity(layer), params, buffers, inputs, chosen, streams)  # type: ignore[no-any-return]
+
+    def _require_apart(self) -> None:
+        if any(isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training for m in self.model.modules()):
+            raise FedveilError(
+                "per-example gradients do not exist under batch norm, which mixes the examples of a batch: "
+                "use a model with group norm (resnet18:norm=group) or none"
+            )
 
     def _require(self, layer: str) -> None:
         if layer not in dict(self.model.named_modules()):
@@ -238,23 +256,72 @@ class Engine(Passes):
             if self._compiled_shapes.setdefault((quantity, one_copy), shapes) == shapes and compiler_found():
                 weights = arguments[0] if one_copy else pad_clients(arguments[0], self.chunk)
                 padded = (weights, *pad_clients(arguments[1:], self.chunk))
-                result = self._function(quantity, one_copy, (self.chunk, shapes))(*padded)
+                result = self._compiled(quantity, one_copy, padded)(*padded)
                 return map_nested(lambda tensor: tensor[:count], result) if count < self.chunk else result
-        return self._function(quantity, one_copy, None)(*arguments)
+        return self._stacked(quantity, one_copy)(*arguments)
 
-    def _function(
-        self, quantity: Quantity, one_copy: bool, compiled_for: tuple[int, tuple[Any, ...]] | None
-    ) -> Callable[..., Any]:
-        """The stacked function of a quantity, compiled for a number of clients and shapes behind it, or not at all."""
-        key = (quantity, one_copy, compiled_for)
+    def _stacked(self, quantity: Quantity, one_copy: bool) -> Callable[..., Any]:
+        """The function of a quantity on the client axis."""
+        key = (quantity, one_copy)
         if key not in self._functions:
 
             def pure(*arguments: Any) -> Any:
                 return quantity.pure(self, OneClient(*arguments))
 
-            stacked = vmap(pure, in_dims=(None if one_copy else 0, 0, 0, 0, 0), randomness="error")
-            self._functions[key] = compile_once(stacked, quantity.name) if compiled_for else stacked
+            self._functions[key] = vmap(pure, in_dims=(None if one_copy else 0, 0, 0, 0, 0), randomness="error")
         return self._functions[key]
+
+    def _compiled(self, quantity: Quantity, one_copy: bool, arguments: tuple[Any, ...]) -> Callable[..., Any]:
+        """The same compiled, for a number of clients, shapes behind it, and the layers' modes: a package, if it can be.
+
+        What was compiled by `torch.compile` in this process is not kept.
+        """
+        key = (quantity, one_copy, self.chunk, shapes_behind(arguments[3:]), self._modes())
+        if key not in self._functions:
+            made = packaged(self._wanted(quantity, one_copy, arguments))
+            self._functions[key] = made or compile_once(self._stacked(quantity, one_copy), quantity.name)
+        return self._functions[key]
+
+    def keeps_gradient(
+        self, params: Tree, buffers: Tree, inputs: Inputs, targets: Tensor, streams: Streams, *, make: bool = False
+    ) -> bool:
+        """Whether there is a package for gradients of such arguments of a whole chunk; `make` one if there is none."""
+        arguments = _Stacked(params, buffers, self._keys(targets, streams), inputs, targets).plain()
+        one_copy, arguments = params.repeated or len(targets) == 1, pad_clients(arguments, self.chunk)
+        if one_copy:
+            arguments = ({name: tensor[0] for name, tensor in arguments[0].items()}, *arguments[1:])
+        key = (Gradient(), one_copy, self.chunk, shapes_behind(arguments[3:]), self._modes())
+        if key not in self._functions:
+            found = packaged(self._wanted(Gradient(), one_copy, arguments), make=make)
+            if found is None:
+                return False
+            self._functions[key] = found
+        return isinstance(self._functions[key], Package)
+
+    def _wanted(self, quantity: Quantity, one_copy: bool, arguments: tuple[Any, ...]) -> Wanted:
+        given = {**self.parts.buffers, **{n: p for n, p in self.parts.parameters.items() if p.requires_grad}}
+        settings = [code_of("fedveil.clients"), quantity, one_copy, self.model, self.loss_function, self.perturb]
+        return Wanted(
+            name=quantity.name,
+            function=self._stacked(quantity, one_copy),
+            arguments=arguments,
+            identity=identity(settings, given),
+            expected=lambda: self._one_by_one(quantity, one_copy, arguments),
+        )
+
+    def _one_by_one(self, quantity: Quantity, one_copy: bool, arguments: tuple[Any, ...]) -> Any:
+        """What `stacked` gives, by plain autograd."""
+        weights, *rest = arguments
+        found = []
+        try:
+            with torch.enable_grad():
+                for k in range(self.chunk):
+                    own = map_nested(lambda tensor, k=k: tensor[k], tuple(rest))  # type: ignore[misc]
+                    params = weights if one_copy else {name: tensor[k] for name, tensor in weights.items()}
+                    found.append(self._alone(quantity, OneClient(params, *own)))
+        finally:
+            self.take_back()
+        return zip_nested(torch.stack, found)
 
 
 def _tree(tensors: Mapping[str, Tensor]) -> Tree:

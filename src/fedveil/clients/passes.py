@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from operator import is_
@@ -97,6 +97,8 @@ class Passes:
         self._lent: Tensors | None = None
         self._own_values: Tensors = {}  # what was in the model's parameters before weights were lent to it
         self.parts = Parts.of(self.model)
+        # How the graphs of this model are read, by their signatures; None: not at all. See `clients/per_example.py`.
+        self.graphs: dict[Hashable, tuple[bool, ...] | None] = {}
 
     def look(self) -> Parts:
         """What the model consists of now, for all passes until the next look."""

@@ -25,10 +25,41 @@ MessageKind = Literal["gradient", "weights", "delta"]  # what a message carries
 
 @dataclass(frozen=True)
 class Strength:
-    """The one field that a sweep over a defense's strength moves, and the direction in which it protects more."""
+    """The one field that a sweep over a defense's strength moves, and the direction in which it protects more.
+
+    A sweep goes from `weak`, which hardly costs anything, to `strong`, beyond which little is left of the update, in
+    even steps of the value, of its logarithm or, for a share close to 1, of the logarithm of what is missing to 1.
+    Without both ends there is nothing to sweep: the defense is compared as it is.
+
+    >>> Strength("sigma", "up", weak=0.01, strong=1.0).values(3)
+    [0.01, 0.1, 1.0]
+    >>> Strength("keep", "down", weak=0.9, strong=0.1, steps="even").values(2)
+    [0.9, 0.1]
+    >>> Strength("prune", "up", weak=0.9, strong=0.999, steps="rest").values(3)
+    [0.9, 0.99, 0.999]
+    """
 
     field: str
     stronger: Literal["up", "down"]
+    weak: float | None = None
+    strong: float | None = None
+    steps: Literal["log", "even", "rest"] = "log"
+
+    def values(self, count: int) -> list[float]:
+        """So many values from weak to strong, rounded to three digits; of one, the middle."""
+        if self.weak is None or self.strong is None:
+            return []
+        shares = [0.5] if count == 1 else [place / (count - 1) for place in range(count)]
+        return [self._at(self.weak, self.strong, share) for share in shares]
+
+    def _at(self, weak: float, strong: float, share: float) -> float:
+        if share in (0, 1):
+            return strong if share else weak
+        if self.steps == "even":
+            return float(f"{weak + share * (strong - weak):.3g}")
+        if self.steps == "log":
+            return float(f"{weak ** (1 - share) * strong**share:.3g}")
+        return 1 - float(f"{(1 - weak) ** (1 - share) * (1 - strong) ** share:.3g}")
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ class CDP(Defense):
     place = "server"
     paper = "Geyer et al. 2017"
     promises = "ε at δ for all data of a client, against all but the server"
-    strength = Strength("noise_multiplier", "up")
+    strength = Strength("noise_multiplier", "up", weak=0.1, strong=10.0)
     matched_as_it_is = True
     weaknesses = (
         "The server is trusted: an honest-but-curious server sees every update as it is, and this defense does "

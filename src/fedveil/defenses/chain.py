@@ -39,7 +39,7 @@ from fedveil.streams import Streams
 from fedveil.tasks.inputs import Inputs
 from fedveil.tree import Tree, require_real
 
-_BETWEEN = r"\+(?=\s*[A-Za-z])"  # a name follows; the plus sign of 1e+06 stays
+BETWEEN = r"\+(?=\s*[A-Za-z])"  # a name follows; the plus sign of 1e+06 stays
 _WORDS: dict[MessageKind, str] = {"gradient": "a gradient", "weights": "weights", "delta": "a change of weights"}
 _ACTS: dict[Place, str] = {
     "sample": "on the choice of a batch",
@@ -80,7 +80,7 @@ class Chain:
         if isinstance(defense, Chain):
             return defense
         if isinstance(defense, str):
-            return cls(tuple(registry.parse(part) for part in re.split(_BETWEEN, defense)))
+            return cls(tuple(registry.parse(part) for part in re.split(BETWEEN, defense)))
         if defense is None:
             return cls()
         return cls(tuple(defense) if isinstance(defense, list | tuple) else (defense,))  # type: ignore[arg-type]

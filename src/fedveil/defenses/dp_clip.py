@@ -71,7 +71,7 @@ class DPClip(ClippedNoise):
 
     paper = "the DP-Clip baseline of FedCRAP"
     promises = "ε at δ for all data of a client, from sigma/(2·clip)"
-    strength = Strength("sigma", "up")
+    strength = Strength("sigma", "up", weak=1e-3, strong=1.0)
     clip: Positive = 1.0  # C in FedCRAP: largest norm of an update
     sigma: NonNegative = 0.01  # standard deviation of the noise on every entry
     at: Literal["gradient", "upload"] = "gradient"  # the gradient of every step, or once what is uploaded

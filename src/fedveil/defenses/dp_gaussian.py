@@ -36,7 +36,7 @@ class DPGaussian(ClippedNoise):
 
     paper = "the DP-Gas baseline of FedBARRE; Balle & Wang 2018"
     promises = "epsilon at delta for all data of a client, per release"
-    strength = Strength("epsilon", "down")
+    strength = Strength("epsilon", "down", weak=1e4, strong=1.0)
     epsilon: Positive = 8.0  # ε in the papers: the budget of one release
     delta: Delta = 1e-5  # δ in the papers: the chance that ε does not hold
     clip: Positive = 1.0  # C in the papers: largest norm of an update

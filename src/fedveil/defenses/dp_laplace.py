@@ -28,7 +28,7 @@ class DPLaplace(ClippedNoise):
 
     paper = "the DP-Lap baseline of FedBARRE; Dwork et al. 2006"
     promises = "epsilon for all data of a client, per release"
-    strength = Strength("epsilon", "down")
+    strength = Strength("epsilon", "down", weak=1e6, strong=1.0)
     epsilon: Positive = 8.0  # ε in the papers: the budget of one release
     clip: Positive = 1.0  # C in the papers: largest norm of an update
     order: Literal["l1", "l2"] = "l1"  # in which norm an update is clipped

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from fedveil.clients.batch import ClientBatch, StepResult
 from fedveil.defenses.base import Facts, Knowledge, Strength, SummedStep, trusting
-from fedveil.defenses.clip import clipped
 from fedveil.defenses.densities import gaussian
 from fedveil.defenses.dp_clip import noise_measures
 from fedveil.defenses.guarantee import ONE_EXAMPLE, Exposure, GaussianRelease, Guarantee
@@ -37,7 +36,8 @@ class DPSGD(SummedStep):
 
     paper = "Abadi et al. 2016; a baseline of FedEM's text experiments"
     promises = "ε at δ for one training example, over the run"
-    strength = Strength("noise_multiplier", "up")
+    strength = Strength("noise_multiplier", "up", weak=0.01, strong=2.0)
+    revision = 2  # sums round otherwise
     random_sizes = True
     weaknesses = (
         "One example is hidden, not what many examples of a client have in common.",
@@ -55,10 +55,7 @@ class DPSGD(SummedStep):
         """Σᵢ gᵢ · min(1, clip/‖gᵢ‖)."""
         clients, size = batch.targets.shape[:2]
         if size:
-            each = batch.example_gradients()
-            flat = clipped(each.map(lambda g: g.flatten(0, 1)), self.clip)
-            total = flat.map(lambda g: g.reshape(clients, size, *g.shape[1:]).sum(1))
-            loss = batch.loss()
+            total, loss = batch.clipped_sum(self.clip)
         else:
             total = batch.params.map(torch.zeros_like)
             loss = next(iter(total.values())).new_zeros(clients)

@@ -56,7 +56,7 @@ class FedBARRE(Defense):
         "model stayed at chance on Fashion-MNIST; with lr = 0.01 it learned as without a defense.",
         "The paper's claim of a convex risk does not hold: its Appendix B shows that it is concave in α.",
     )
-    strength = Strength("high", "up")
+    strength = Strength("high", "up", weak=8 / 255, strong=8.0)
     models: Models = 3  # M in the paper: local models of a client
     epochs: Repeats = 1  # E in the paper: steps of each model
     lam: Probability = 0.5  # λ in the paper: the share of the clean loss

@@ -46,7 +46,7 @@ class FedEM(Defense):
         "The paper's Lemma 1 bounds leakage by the mean of δ over a batch, not by the size of each δ.",
         "At the paper's radius the lemma promises a leakage of at most 0.9997 of 1.",
     )
-    strength = Strength("radius", "up")
+    strength = Strength("radius", "up", weak=8 / 255, strong=8.0)
     steps: Repeats = 15  # N in the paper: steps that δ is moved by
     alpha: Positive = 0.1  # α_u in the paper: length of a sign step; not used by step="relative"
     inner_lr: NonNegative = 0.1  # η in the paper: rate of the inner model w_u

@@ -41,7 +41,7 @@ class GradientDropout(Defense):
         "Decoys of one spread stand out in layers whose gradients have another: see match_spread.",
         "The error of each entry that the paper bounds from below (Theorem 1) is no privacy: 2g has it too.",
     )
-    strength = Strength("keep", "down")
+    strength = Strength("keep", "down", weak=0.95, strong=0.1, steps="even")
     keep: KeepProbability = 0.8  # p in the paper: probability that an entry is kept
     sigma: NonNegative = 5e-3  # σ in the paper: standard deviation of the decoys
     match_spread: bool = False  # decoys with each layer's own spread in place of sigma (what Fig. 9 aims at)

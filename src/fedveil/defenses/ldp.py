@@ -59,7 +59,7 @@ class BoundedMechanism(Defense):
     place = "upload"
     of = ("weights", "delta")
     promises = "ε-LDP of each entry, per round"
-    strength = Strength("epsilon", "down")
+    strength = Strength("epsilon", "down", weak=8.0, strong=0.3)
     epsilon: Epsilon = 0.3  # ε in the papers: the budget of each entry and round
     bound: Positive = 1.0  # entries are clamped to ±bound
 

@@ -52,7 +52,7 @@ class LDPFL(Defense):
         "The paper's claim to escape the number of weights rests on shuffling by a trusted party, which is not here.",
         "ε is per entry and round: composed over a model it is no protection.",
     )
-    strength = Strength("epsilon", "down")
+    strength = Strength("epsilon", "down", weak=8.0, strong=0.3)
     epsilon: Epsilon = 0.3  # ε in the paper: the budget of each entry and round
     center: Finite = 0.0  # c in the paper: middle of the range of entries
     radius: Positive = 0.1  # r in the paper: half the width of that range

@@ -36,7 +36,7 @@ class LDPM(Defense):
         "Noise of one level hides the layers with small gradients only.",
         "Views of the same data in several rounds can be averaged.",
     )
-    strength = Strength("sigma", "up")
+    strength = Strength("sigma", "up", weak=5e-4, strong=0.1)
     sigma: NonNegative = 5e-4  # σ in FedEM: standard deviation of the noise on every entry
     clip: Positive = 1.0  # largest L2 norm of a batch's gradient
 

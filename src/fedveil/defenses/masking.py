@@ -33,7 +33,7 @@ class GradientMasking(Defense):
         "Entries that are not zeroed go out exactly, and zeros give away which ones were.",
         "Views of the same data in several rounds fill each other's gaps.",
     )
-    strength = Strength("share", "up")
+    strength = Strength("share", "up", weak=0.1, strong=0.9, steps="even")
     share: Share = 0.25  # probability that an entry is zeroed
 
     def protect(self, update: Tree, call: Call) -> Tree:

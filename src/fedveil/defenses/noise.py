@@ -105,7 +105,7 @@ class GaussianNoise(AdditiveNoise):
     """
 
     paper = "DP-Gas, a baseline of FedEM, Gradient Dropout and FedBARRE"
-    strength = Strength("sigma", "up")
+    strength = Strength("sigma", "up", weak=1 / 255, strong=1.0)
     sigma: NonNegative = 1 / 255  # r in FedEM: standard deviation of the noise on every entry
     at: Literal["gradient", "upload"] = "gradient"  # the gradient of every step, or once what is uploaded
 
@@ -137,7 +137,7 @@ class LaplaceNoise(AdditiveNoise):
     """
 
     paper = "DP-Lap, a baseline of FedEM and FedBARRE"
-    strength = Strength("scale", "up")
+    strength = Strength("scale", "up", weak=1 / 255, strong=1.0)
     scale: NonNegative = 1 / 255  # r in FedEM: scale of the noise on every entry
     at: Literal["gradient", "upload"] = "gradient"  # the gradient of every step, or once what is uploaded
 

@@ -30,7 +30,7 @@ class NoiseAdd(Defense):
         "The noise shrinks with the update, so its size tells the size of the update.",
         "Views of the same data in several rounds can be averaged.",
     )
-    strength = Strength("ratio", "up")
+    strength = Strength("ratio", "up", weak=0.1, strong=10.0)
     ratio: NonNegative = 0.1  # spread of the noise, as a multiple of each layer's own
 
     def protect(self, update: Tree, call: Call) -> Tree:

@@ -42,7 +42,7 @@ class PPFA(Defense):
         "The epsilon is the budget of a bound on leakage, not that of differential privacy.",
         "A distortion of one size over all entries hides the layers with small updates only.",
     )
-    strength = Strength("epsilon", "down")
+    strength = Strength("epsilon", "down", weak=0.995, strong=0.2, steps="rest")
     epsilon: Probability = 0.8  # ε in the paper: leakage budget; FedEM: 0.8, 0.97 to 0.995; FedBARRE: 0.05 to 0.95
     diameter: Positive = 1.0  # D in the paper: diameter of the data, which scales the distortion
     c: NonNegative = 0.0  # c in the paper: regret of the attacker's optimizer

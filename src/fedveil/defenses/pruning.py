@@ -29,7 +29,7 @@ class GradientPruning(Defense):
         "The largest entries, which say most about the data, go out exactly.",
         "Zeros give away which entries were pruned, and that they are small.",
     )
-    strength = Strength("prune", "up")
+    strength = Strength("prune", "up", weak=0.9, strong=0.999, steps="rest")
     prune: Share = 0.99  # α in FedEM: share of the entries that are zeroed
     scope: Literal["tensor", "model"] = "tensor"  # each tensor on its own, or the whole gradient
 

@@ -34,7 +34,7 @@ class SignCompression(Defense):
         "Signs alone keep most of the direction: the cosine to a Gaussian gradient is √(2/π) = 0.80.",
         "Entries that are exactly zero stay so, and give away inactive units.",
     )
-    strength = Strength("flip", "up")
+    strength = Strength("flip", "up", weak=0.0, strong=0.45, steps="even")
     scale: Positive | None = None  # size of every entry; none: the mean |g| of each tensor
     flip: Flip = 0.0  # probability that a sign is turned
 

@@ -35,7 +35,7 @@ class Soteria(Defense):
         "All other layers go out exactly: leaving this one out undoes the defense.",
         "Zeroed columns give away which layer and which features were hidden.",
     )
-    strength = Strength("prune", "up")
+    strength = Strength("prune", "up", weak=0.04, strong=0.8, steps="even")
     prune: Share = 0.8  # p in the paper: share of the features that are zeroed; Gradient Dropout sweeps 0.04 to 0.8
     layer: str | None = None  # name of the linear layer; none: the last one of the model
     features: Count | None = None  # how many to score; none: all

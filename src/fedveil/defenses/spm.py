@@ -38,7 +38,7 @@ class SignMechanism(Defense):
         "The sign of a weight is mostly known already from the server's own weights.",
         "ε is per entry and round: composed over a model it is no protection.",
     )
-    strength = Strength("epsilon", "down")
+    strength = Strength("epsilon", "down", weak=5.0, strong=0.1)
     width: ClassVar[int]
     epsilon: Epsilon
 

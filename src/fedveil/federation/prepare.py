@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from fedveil.clients.choose import counted_operations, estimated_seconds, gradient_seconds, make_engine
+from fedveil.clients.choose import evaluation_seconds, gradient_seconds, keep_gradient, make_engine
 from fedveil.clients.engine import Backend, Engine
 from fedveil.errors import FedveilError
 from fedveil.federation.evaluate import BATCH as EVALUATED_AT_ONCE
@@ -17,7 +19,7 @@ from fedveil.federation.rehearsal import dry_step
 from fedveil.federation.schedule import sampled_clients
 from fedveil.federation.settings import FederationSettings
 from fedveil.federation.steps import Prepared
-from fedveil.tasks.inputs import Inputs, as_arguments, map_inputs
+from fedveil.tasks.inputs import Inputs, map_inputs
 from fedveil.tasks.task import Task
 from fedveil.workers import Workers
 
@@ -58,9 +60,7 @@ def engine_for(
 ) -> Engine:
     """The engine that such a run computes its gradients with."""
     model = copy.deepcopy(task.model).to(device).train()
-    threads = torch.get_num_threads()
-    try:
-        torch.set_num_threads(1 if workers > 1 else threads)  # as in a worker, for what is timed to choose a backend
+    with _one_thread() if workers > 1 else nullcontext():  # as a worker has, for which code is compiled
         return make_engine(
             model,
             task.loss,
@@ -70,9 +70,9 @@ def engine_for(
             steps=settings.rounds * _steps(task, settings),
             perturb=task.perturb,
             one_copy=settings.protocol == "fedsgd",
+            processes=workers,
+            beside=_evaluation_seconds(task, settings),
         )
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _several(pool: Workers, plan: Plan, device: str | torch.device) -> bool:
@@ -97,21 +97,36 @@ def run_seconds(task: Task, settings: FederationSettings) -> float:
     From counted arithmetic, never from what was measured before: the same run always makes the same choice.
     """
     gradients = settings.rounds * _steps(task, settings) * _clients_of_a_round(task, settings)
-    evaluations = 1 + settings.rounds // settings.evaluate_every
     training = gradient_seconds(task.model, _sample(task, settings, "cpu"), gradients)
-    return training + evaluations * _evaluation_seconds(task)
+    return training + _evaluation_seconds(task, settings)
 
 
-def _evaluation_seconds(task: Task) -> float:
-    """Of one evaluation of the model. On small models it takes a third as long as a round."""
+def _evaluation_seconds(task: Task, settings: FederationSettings) -> float:
+    """Of all evaluations of the model in a run. On small models one takes a third as long as a round."""
     judged = [examples for examples in (task.validation, task.test) if examples is not None and len(examples)]
     if not judged:
         return 0.0
-    some = min(8, len(judged[0]))  # few: a language model has a score for every entry of the vocabulary
-    arguments, keywords = as_arguments(judged[0].batch(range(some))[0])
-    model = copy.deepcopy(task.model).eval()
-    of_one = counted_operations(lambda: model(*arguments, **keywords)) / some
-    return estimated_seconds(of_one * EVALUATED_AT_ONCE, -(-sum(map(len, judged)) // EVALUATED_AT_ONCE))
+    few = judged[0].batch(range(min(8, len(judged[0]))))[0]  # a language model has a score for every token
+    once = evaluation_seconds(copy.deepcopy(task.model).eval(), few, sum(map(len, judged)), EVALUATED_AT_ONCE)
+    return (1 + settings.rounds // settings.evaluate_every) * once
+
+
+def keep_compiled(prepared: Prepared) -> None:
+    """Make the code that worker processes will load, before they start: each would wait for it."""
+    if prepared.engine.backend == "compiled" and prepared.workers is not None:
+        task, settings = prepared.plan.task, prepared.plan.settings
+        with _one_thread():  # as they have
+            keep_gradient(prepared.engine, _sample(task, settings, prepared.device), settings.protocol == "fedsgd")
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _steps(task: Task, settings: FederationSettings) -> int:

@@ -42,7 +42,9 @@ def dry_step(prepared: Prepared, states: ClientStates | None = None, client: int
 
     states: what clients remember, to see whether their defenses can read it.
     """
-    prepared = replace(prepared, engine=prepared.engine.uncompiled())
+    # Where clients are stacked, so they are here; for a compiled engine that alone would import the compiler.
+    engine = prepared.engine
+    prepared = replace(prepared, engine=engine.again("stacked" if engine.backend == "stacked" else "loop"))
     chain = prepared.plan.chain
 
     def rehearse(chain: Chain) -> Rehearsal:

@@ -27,7 +27,7 @@ from fedveil.federation.observers import Observer
 from fedveil.federation.own_models import own_utilities
 from fedveil.federation.perturbation import perturbation
 from fedveil.federation.plan import Plan
-from fedveil.federation.prepare import prepare
+from fedveil.federation.prepare import keep_compiled, prepare
 from fedveil.federation.progress import ProgressBar
 from fedveil.federation.rehearsal import dry_step
 from fedveil.federation.resumable import check_resumable
@@ -128,6 +128,7 @@ def train(
         prepared = replace(prepared, engine=engine, observers=(*prepared.observers, *observers))
         if kept and state:
             _try_memories(prepared, state.memory.states, kept.checkpoint)
+        keep_compiled(prepared)
         for observer in prepared.observers:
             stack.callback(observer.on_stop)
         run = _rounds(prepared, kept, state)

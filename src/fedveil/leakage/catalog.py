@@ -133,6 +133,61 @@ METRICS: dict[str, Metric] = {
             words="Share of the rows of which every cell was recovered.",
         ),
         Metric(
+            name="whole_sentences",
+            title="whole sentences",
+            unit="%",
+            private="low",
+            digits=0,
+            words="Share of the sentences that were recovered exactly: every token, in its place.",
+        ),
+        Metric(
+            name="rouge2",
+            title="ROUGE-2",
+            unit="%",
+            private="low",
+            digits=1,
+            words="Pairs of neighboring words that reconstruction and original share (F-measure). 100 % for the same "
+            "words in the same order.",
+            within=True,
+        ),
+        Metric(
+            name="rougeL",
+            title="ROUGE-L",
+            unit="%",
+            private="low",
+            digits=1,
+            words="The longest run of words, with gaps, that both have in the same order (F-measure).",
+            within=True,
+        ),
+        Metric(
+            name="rouge1",
+            title="ROUGE-1",
+            unit="%",
+            private="low",
+            digits=1,
+            words="Words that both share, whatever their order (F-measure). Frequent words alone get some of it: read "
+            "it beside the floor.",
+            within=True,
+        ),
+        Metric(
+            name="tokens_found",
+            title="tokens found",
+            unit="%",
+            private="low",
+            digits=0,
+            words="Share of the original's tokens that the reconstruction has, repeats counted, wherever they stand.",
+            within=True,
+        ),
+        Metric(
+            name="tokens_placed",
+            title="tokens in their place",
+            unit="%",
+            private="low",
+            digits=0,
+            words="Share of the original's tokens that stand at the same place in the reconstruction.",
+            within=True,
+        ),
+        Metric(
             name="member_auc",
             title="AUC",
             unit="",
@@ -271,7 +326,8 @@ METRICS: dict[str, Metric] = {
             private="high",
             digits=0,
             words="Share of the reconstructions that came back with infinite or undefined values or cost. Such pixels "
-            "are scored as gray, such cells as the mean. A high share speaks about the attack, not about the defense.",
+            "are scored as gray, such cells as the mean, such tokens as missing. A high share speaks about the attack, "
+            "not about the defense.",
         ),
     )
 }

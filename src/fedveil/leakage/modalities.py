@@ -8,11 +8,12 @@ from fedveil.errors import unknown_name
 from fedveil.leakage.modality import Modality
 from fedveil.leakage.pictures import Pictures
 from fedveil.leakage.records import Records
+from fedveil.leakage.sentences import Sentences
 
 if TYPE_CHECKING:
     from fedveil.tasks.task import Task
 
-MODALITIES: dict[str, Modality] = {each.name: each for each in (Pictures(), Records())}
+MODALITIES: dict[str, Modality] = {each.name: each for each in (Pictures(), Records(), Sentences())}
 
 
 def modality(name: str) -> Modality:
@@ -24,4 +25,6 @@ def modality(name: str) -> Modality:
 
 def modality_of(task: Task) -> Modality:
     """The kind of data that a task has."""
+    if task.text is not None:
+        return modality("sentences")
     return modality("pictures" if task.columns is None else "records")

@@ -6,7 +6,7 @@ This module and the modalities' own are read without torch: scoring imports it w
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -107,6 +107,10 @@ class Modality(ABC):
 
     def legend(self) -> dict[str, Any] | None:
         """What is needed to read the exhibits, beside what is in them; None: they show themselves."""
+        return None
+
+    def pieces(self, shown: Iterable[NDArray[np.float32]]) -> dict[str, Any] | None:
+        """How the tokens in exhibits are written; None of what is no text."""
         return None
 
     def relate(self, values: Mapping[str, Mapping[str, Tensor]], floors: Sequence[str]) -> dict[str, dict[str, Tensor]]:

@@ -54,7 +54,7 @@ class Grid:
 def grid(result: Result, images: Images) -> Grid:
     """The pictures, those most leaked under the strongest attacker first."""
     kind = modality(result.modality)
-    if result.table is not None:  # see `rows`
+    if result.table is not None or result.text is not None:  # see `rows` and `sentences`
         return Grid([], [], 0, "", False, [], False)
     first = lead(result)
     if first is not None and first.attack == TOGETHER and not first.winners:  # of a version that did not keep them

@@ -18,6 +18,7 @@ from fedveil.report import clients, members, view
 from fedveil.report.environment import environment
 from fedveil.report.grid import grid
 from fedveil.report.rows import rows
+from fedveil.report.sentences import sentences
 from fedveil.report.summary import summary
 
 
@@ -34,6 +35,7 @@ def render(result: Result, images: Images) -> str:
             summary=summary(result, shown),
             grid=shown,
             rows=rows(result, images),
+            sentences=sentences(result, images),
             table=view.table(result),
             cost_charts=view.cost_charts(result.cost),
             cost_rows=list(view.cost_rows(result.cost)),
@@ -71,6 +73,9 @@ def _check(result: Result, images: Images) -> None:
         cells = [images.originals, *images.reconstructions.values()]
         if any(each.ndim != 2 or each.shape[1] != len(result.table.columns) for each in cells):
             raise FedveilError(f"the rows have shape {shape}: (rows, {len(result.table.columns)} columns) is needed")
+    elif result.text is not None:
+        if images.originals.ndim != 2:
+            raise FedveilError(f"the sentences have shape {shape}: (sentences, places) is needed")
     elif images.originals.ndim != 4:
         raise FedveilError(f"the original images have shape {shape}: (images, channels, height, width) is needed")
     labels = images.labels

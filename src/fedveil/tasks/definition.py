@@ -26,6 +26,7 @@ from fedveil.tasks.own_data import OwnData, Reader
 from fedveil.tasks.partition import IID, Partition, partitions
 from fedveil.tasks.regression import squared_error
 from fedveil.tasks.splits import Parts, Split, read_split
+from fedveil.tasks.text_form import TextForm
 from fedveil.tasks.tokens import next_token_loss
 
 Buffers = Literal["shared", "local", "recalibrated"]
@@ -82,6 +83,7 @@ class Task:
     shape: tuple[int, ...]  # of one input, or of its part `perturb` (by default the first part)
     normalization: Normalization | None
     columns: Columns | None  # of a table
+    text: TextForm | None  # of sentences
     buffers: Buffers
     perturb: str | None
     name: str
@@ -138,6 +140,7 @@ class Task:
             shape=input_shape(parts.train, perturb),
             normalization=normalization,
             columns=parts.train.columns,
+            text=parts.train.text,
             buffers=buffers,
             perturb=perturb,
             name=name,

@@ -21,6 +21,7 @@ from fedveil.tasks.fingerprint import Fingerprint
 from fedveil.tasks.image_files import ImageFiles
 from fedveil.tasks.inputs import Inputs, count, leaves, map_inputs, take
 from fedveil.tasks.normalization import Normalization, PixelRange
+from fedveil.tasks.text_form import TextForm
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +57,7 @@ class Examples(ABC):
     source_sha256: str  # of the source's whole contents, even for a subset
     dtype: torch.dtype = torch.float32  # of floating inputs and targets
     columns: Columns | None = None  # of a table, and how its numbers are standardized
+    text: TextForm | None = None  # of sentences
 
     def __init__(self, labels: Tensor, normalization: Normalization | None = None) -> None:
         self._source_labels = self.labels = labels
@@ -263,7 +265,7 @@ class JoinedExamples(Examples):
     def __init__(self, sets: Sequence[Examples]) -> None:
         super().__init__(torch.cat([each.labels for each in sets]))
         self._sets = list(sets)
-        self.columns = sets[0].columns
+        self.columns, self.text = sets[0].columns, sets[0].text
         self._ends = torch.tensor([len(each) for each in sets]).cumsum(0)
         self.source_sha256 = hashlib.sha256(" ".join(each.source_sha256 for each in sets).encode()).hexdigest()
 

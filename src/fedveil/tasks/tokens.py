@@ -22,10 +22,11 @@ from fedveil.tasks.datasets.text import LoadedText, TextPart
 from fedveil.tasks.examples import Examples
 from fedveil.tasks.fingerprint import Fingerprint, fingerprint
 from fedveil.tasks.inputs import Inputs
+from fedveil.tasks.text_form import IDS, MASK, OFFSET, TextForm
 from fedveil.tasks.vocabulary import Vocabulary
 
 IGNORED = -100  # the target of padding, which does not count in the loss
-PERTURBED = "offset"
+PERTURBED = OFFSET
 AT_ONCE = 1024  # texts to encode at a time
 
 
@@ -37,6 +38,7 @@ class TokenPart:
     sizes: NDArray[np.int64]
     labels: NDArray[np.int64] | None
     width: int  # of the model's embeddings
+    form: TextForm | None = None  # None where nothing was tokenized
 
     multi_label: ClassVar[bool] = False
 
@@ -95,6 +97,7 @@ class TokenExamples(Examples):
         self._ids = torch.from_numpy(part.ids)
         self._sizes = torch.from_numpy(part.sizes)
         self._width = part.width
+        self.text = part.form
         if part.labels is None:
             labels = self._ids.long().masked_fill(~self._mask(self._sizes), IGNORED)
         else:
@@ -105,8 +108,8 @@ class TokenExamples(Examples):
     def _read(self, rows: Tensor) -> Inputs:
         ids = self._ids[rows].long()
         return {
-            "input_ids": ids,
-            "attention_mask": self._mask(self._sizes[rows]).long(),
+            IDS: ids,
+            MASK: self._mask(self._sizes[rows]).long(),
             PERTURBED: torch.zeros(*ids.shape, self._width),
         }
 
@@ -117,7 +120,15 @@ class TokenExamples(Examples):
 def tokenized(data: LoadedText, vocabulary: Vocabulary, width: int) -> LoadedTokens:
     """Tokenize every text, for a model whose embeddings have this width."""
     encode = _pieces if data.classes == 0 else _sentences
-    made = {name: encode(data, part, vocabulary, width) for name, part in data.parts.items()}
+    form = TextForm(
+        tokenizer=vocabulary.tokenizer,
+        padding=vocabulary.padding,
+        length=data.length,
+        width=width,
+        whole=data.classes > 0,
+        sha256=vocabulary.sha256,
+    )
+    made = {name: encode(data, part, vocabulary, form) for name, part in data.parts.items()}
     cut = sum(count for _, count in made.values())
     notes = [data.note, f"{cut:,} sentences are cut at {data.length} tokens" if cut else ""]
     return LoadedTokens(
@@ -156,7 +167,7 @@ def next_token_hits(scores: Tensor, targets: Tensor) -> Tensor:
     return (scores[:, :-1].argmax(-1) == targets[:, 1:])[counted]
 
 
-def _sentences(data: LoadedText, part: TextPart, vocabulary: Vocabulary, width: int) -> tuple[TokenPart, int]:
+def _sentences(data: LoadedText, part: TextPart, vocabulary: Vocabulary, form: TextForm) -> tuple[TokenPart, int]:
     """One row per sentence, and how many were cut."""
     ids = np.full((len(part), data.length), vocabulary.padding, dtype=np.int32)
     sizes = np.empty(len(part), dtype=np.int64)
@@ -170,11 +181,17 @@ def _sentences(data: LoadedText, part: TextPart, vocabulary: Vocabulary, width: 
                 raise FedveilError(f"{data.name}: the tokenizer finds no tokens in {part.texts[index]!r:.60}")
             sizes[index] = len(encoding.ids)
             ids[index, : len(encoding.ids)] = encoding.ids
+            if encoding.overflowing and data.longer == "refuse":
+                size = len(encoding.ids) + sum(len(more.ids) for more in encoding.overflowing)
+                raise FedveilError(
+                    f"{data.name}: {part.texts[index]!r:.60} has about {size} tokens, more than length={data.length}: "
+                    "use a greater length, or longer=cut"
+                )
             cut += bool(encoding.overflowing)
-    return TokenPart(ids, sizes, part.labels, width), cut
+    return TokenPart(ids, sizes, part.labels, form.width, form), cut
 
 
-def _pieces(data: LoadedText, part: TextPart, vocabulary: Vocabulary, width: int) -> tuple[TokenPart, int]:
+def _pieces(data: LoadedText, part: TextPart, vocabulary: Vocabulary, form: TextForm) -> tuple[TokenPart, int]:
     """Cut the whole text into rows and pad the last. A last row of one token is left out: it has no next token."""
     vocabulary.tokenizer.no_padding()
     vocabulary.tokenizer.no_truncation()
@@ -192,4 +209,4 @@ def _pieces(data: LoadedText, part: TextPart, vocabulary: Vocabulary, width: int
     ids[: len(stream)] = stream
     sizes = np.full(rows, data.length, dtype=np.int64)
     sizes[-1] = len(stream) - (rows - 1) * data.length
-    return TokenPart(ids.reshape(rows, data.length), sizes, None, width), 0
+    return TokenPart(ids.reshape(rows, data.length), sizes, None, form.width, form), 0

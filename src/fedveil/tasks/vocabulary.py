@@ -53,11 +53,12 @@ def vocabulary_of(data: LoadedText, pieces: Pieces, size: int) -> Vocabulary:
 
 
 def text_library(name: str) -> Any:
-    """The library `tokenizers` or `transformers`, which only text needs."""
+    """The library `tokenizers`, `transformers` or `rouge_score`, or a module in it: only text needs these."""
     try:
         return importlib.import_module(name)
     except ImportError:
-        raise FedveilError(f'text needs the package {name}: pip install "fedveil[text]"') from None
+        package = name.partition(".")[0].replace("_", "-")
+        raise FedveilError(f'text needs the package {package}: pip install "fedveil[text]"') from None
 
 
 def _from_folder(folder: Path) -> Any:

@@ -7,7 +7,7 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,6 +51,7 @@ class LoadedText:
     vocabulary: int | None
     validation: TextPart | None = None
     note: str = ""
+    longer: Literal["refuse", "cut"] = "cut"  # what becomes of sentences of more tokens than `length`
 
     def __post_init__(self) -> None:
         for label, part in self.parts.items():

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from fedveil.errors import FedveilError, one_line
 from fedveil.fields import Count, Probability, declared
+from fedveil.tasks.inputs import Inputs
 from fedveil.tasks.models.base import ModelSpec
+from fedveil.tasks.text_form import IDS, MASK, OFFSET, tokens_of
 from fedveil.tasks.vocabulary import Pieces, Vocabulary
 from fedveil.tensors import own_memory
 
+AT_ONCE = 256  # embeddings that are compared with the whole table at a time
 BASE = (768, 12, 12)  # width, layers and heads of BERT-base and of the smallest GPT-2
 
 
@@ -30,13 +34,14 @@ class Transformer(ModelSpec):
     pieces: ClassVar[Pieces]
     entries: ClassVar[int]  # of the published vocabulary
     positions: ClassVar[int]  # the most tokens of an example
-    causal: ClassVar[bool]  # predicts each next token, while the others classify
+    causal: ClassVar[bool | None]  # predicts each next token, while the others classify; None: as the data ask for
 
     width: Count = BASE[0]  # numbers for each token
     layers: Count = BASE[1]  # blocks
     heads: Count = BASE[2]  # heads of attention in each block
     dropout: Probability = 0.0  # probability that a number is dropped; 0.1 in the published models
     weights: str | None = None  # folder with config.json and model.safetensors; the sizes are then its own
+    embeddings: Literal["trained", "frozen"] = "trained"  # frozen: not trained, and no gradient of them is shared
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         """Not for text, which needs a vocabulary: see `build_text`."""
@@ -44,8 +49,9 @@ class Transformer(ModelSpec):
 
     def build_text(self, data: str, vocabulary: Vocabulary, length: int, classes: int) -> TextModel:
         """The module for the tokens of a data set; 0 classes: running text."""
-        if self.causal != (classes == 0):
-            does, holds = ("predicts text", "classes: use bert") if self.causal else ("classifies", "none: use gpt2")
+        causal = classes == 0 if self.causal is None else self.causal
+        if causal != (classes == 0):
+            does, holds = ("predicts text", "classes: use bert") if causal else ("classifies", "none: use gpt2")
             raise FedveilError(f"{self.name} {does}, and {data} has {holds}")
         if length > self.positions:
             raise FedveilError(f"{self.name} takes at most {self.positions} tokens, and {data} has length={length}")
@@ -55,7 +61,11 @@ class Transformer(ModelSpec):
             raise FedveilError(f"{self.name}: width must be a multiple of heads (got {self.width} and {self.heads})")
         else:
             network = self._fresh(vocabulary, classes)
-        return TextModel(network, causal=self.causal)
+        if self.embeddings == "frozen":
+            for module in network.modules():
+                if isinstance(module, nn.Embedding):
+                    module.weight.requires_grad_(False)
+        return TextModel(network, causal=causal)
 
     @abstractmethod
     def _fresh(self, vocabulary: Vocabulary, classes: int) -> nn.Module:
@@ -132,3 +142,28 @@ class TextModel(nn.Module):
 
     def _table(self) -> Any:
         return self.network.get_input_embeddings()  # type: ignore[operator]
+
+    @property
+    def table_name(self) -> str:
+        """The parameter that holds the embedding of every token."""
+        own = self._table().weight
+        return next(name for name, parameter in self.named_parameters() if parameter is own)
+
+
+def nearest_tokens(model: nn.Module, params: Mapping[str, Tensor], inputs: Inputs) -> Tensor:
+    """The tokens whose embeddings are nearest to the perturbed ones of some inputs, (..., places) as stored.
+
+    It is what one reads who inverts a gradient perfectly that a data defense had taken at perturbed embeddings.
+    """
+    assert isinstance(model, TextModel)
+    assert isinstance(inputs, dict)
+    stored = tokens_of(inputs)
+    offset = inputs[OFFSET]
+    there = (inputs[MASK] != 0) & (offset != 0).any(-1)
+    if bool(there.any()):
+        table = params.get(model.table_name, dict(model.named_parameters())[model.table_name]).detach()
+        moved = table[inputs[IDS][there]] + offset[there]
+        parts = (moved[start : start + AT_ONCE] for start in range(0, len(moved), AT_ONCE))
+        near = [torch.cdist(part[None], table[None])[0].argmin(-1) for part in parts]
+        stored[there] = torch.cat(near).to(stored)
+    return stored
