@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 BASE := $(VENV)/.base-ready
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test test-slow lint format stubs bench fuzz kill clean
+.PHONY: setup demo demo-text test test-slow test-deployment lint format stubs bench fuzz kill clean
 
 setup: $(READY)
 
@@ -25,6 +25,10 @@ $(READY): $(BASE)
 demo: $(BASE)
 	$(BIN)/fedveil audit --config examples/demo.toml
 
+demo-text: $(BASE)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[text]'
+	$(BIN)/fedveil audit --config examples/text.toml
+
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -32,10 +36,14 @@ lint: $(READY)
 
 # Two processes with one thread each beat one process with two on small models.
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not deployment"
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow
+
+# Real servers and nodes on this machine: among them a SuperLink and four SuperNodes, with nearly everything going wrong.
+test-deployment: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m deployment tests
 
 format: $(READY)
 	$(BIN)/ruff check --fix .

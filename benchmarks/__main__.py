@@ -22,13 +22,17 @@ from benchmarks import (
     every_defense,
     fedavg,
     fedavg_attacks,
+    flower_mod,
     gradients,
     growth,
     guard,
+    high_resolution,
     membership,
     profiles,
     records,
+    text,
     utility,
+    whole_jobs,
 )
 from benchmarks.tables import Table
 from fedveil.memory import keep_freed_memory
@@ -37,6 +41,7 @@ HERE = Path(__file__).parent
 # A long part yields its tables again and again as they grow: what was measured is kept, whatever ends it.
 PARTS: dict[str, Callable[[], list[Table] | Iterable[list[Table]]]] = {
     "gradients": gradients.measure,
+    "flower-mod": flower_mod.measure,
     "attack": attack.measure,
     "breaching": beside_breaching.lenet,
     "breaching-resnet18": beside_breaching.resnet18,
@@ -47,13 +52,18 @@ PARTS: dict[str, Callable[[], list[Table] | Iterable[list[Table]]]] = {
     "attackers": attackers.measure,
     "every-defense": every_defense.measure,
     "every-attack": every_attack.measure,
+    "high-resolution": high_resolution.measure,
     "borders": borders.measure,
     "fedavg-attacks": fedavg_attacks.measure,
     "membership": membership.measure,
     "costs": costs.measure,
     "records": records.measure,
+    "text": text.measure,
     "guard": guard.measure,
     "utility": utility.measure,
+    "fedavg-as-it-comes": whole_jobs.fedavg_as_it_comes,
+    "verdicts": whole_jobs.verdicts,
+    "memory": whole_jobs.memory,
 }
 
 

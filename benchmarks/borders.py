@@ -34,8 +34,8 @@ SUBJECTS = (
     Subject("mnist", "mlp", ("analytic",)),
     Subject("mnist", "lenet", (MATCHED, "latent-start", "learned-linear")),
     Subject("mnist", "lenet5", (MATCHED, "latent-start", "learned-linear")),
-    Subject("cifar10", "lenet", (MATCHED, "latent-start", "learned-linear")),
-    Subject("cifar10", "convnet:width=16", (MATCHED.replace("polish=40", "polish=5"), "latent-start"), (1, 4, 8)),
+    Subject("cifar10", "lenet", (MATCHED, "latent-start", "learned-linear"), (1, 4, 8)),
+    Subject("cifar10", "convnet:width=16", (MATCHED.replace("polish=40", "polish=5"), "latent-start"), (1, 4)),
 )
 
 

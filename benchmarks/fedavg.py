@@ -50,7 +50,7 @@ def measure() -> list[Table]:
             f"{ROUNDS} rounds, two cores",
             ["side", "caches", "seconds", "per round", "plain loop ÷ this", "pfl ÷ this", "test accuracy"],
             f"{kind}. The call that trains, in a process of its own; the best of {WARM_RUNS} runs in turns, cold ones "
-            "once. Caches: of compiled code and calibration, on disk. A second call finds workers that have loaded "
+            "once. Caches: of compiled code, on disk. A second call finds workers that have loaded "
             "libraries and compiled code, as pfl's processes have when its clock starts. The ratios are to the faster "
             "plain loop and to the faster pfl.",
         )
@@ -200,7 +200,7 @@ def side(folder: Path, *arguments: str, **environment: str) -> dict[str, float]:
 def ours(folder: Path, backend: str) -> dict[str, float]:
     """Our side. Each backend has its own caches: the first run finds them empty, the next ones full."""
     caches = folder / backend
-    places = {"TORCHINDUCTOR_CACHE_DIR": str(caches / "compiled"), "FEDVEIL_CACHE": str(caches / "calibration")}
+    places = {"TORCHINDUCTOR_CACHE_DIR": str(caches / "compiled"), "FEDVEIL_CACHE": str(caches / "fedveil")}
     return side(folder, "ours", backend, **places)
 
 

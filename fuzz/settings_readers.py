@@ -1,56 +1,45 @@
-"""The small files of settings and results: calibrations, configurations, options, results of audits."""
+"""The small files of settings and results: headers of compiled code, configurations, options, results of audits."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import io
 import json
-import os
 import tempfile
 import tomllib
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
-import torch
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
-from torch import nn
-from torch.nn import functional
 
 from fedveil.auditing.audit_result import AuditResult
 from fedveil.auditing.result import Images, Result, load_result, save_result
 from fedveil.cli.config import Config
 from fedveil.cli.main import run as run_command
 from fedveil.cli.options import Given
-from fedveil.clients import choose
+from fedveil.clients import packages
 from fedveil.toml import to_toml
 from fuzz.mutate import any_of, damaged, json_files, odd_lines
 from fuzz.reader import Files, Reader, Refused, lay_out
 from fuzz.run_readers import named, written
 from fuzz.structures import safetensors_files
 
-MODEL = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
-SAMPLE = torch.rand(2, 1, 2, 2), torch.tensor([0, 1])
+
+def _package_headers() -> SearchStrategy[Files]:
+    head = {"format": packages.FORMAT, "paths": [[0]], "form": 0, "sha256": hashlib.sha256(b"").hexdigest()}
+    return named("packages/package.json", json_files(head))
 
 
-def _calibrations() -> SearchStrategy[Files]:
-    known = json.loads(written(_read_calibration, "calibration.json"))  # written if there is none
-    return named("calibration.json", json_files({**known, "other": {"loop": 1.0, "stacked": 1.0}}))
-
-
-def _read_calibration(folder: Path) -> object:
-    def measured(*_: object) -> float:
-        return 0.5
-
-    with patch.dict(os.environ, FEDVEIL_CACHE=str(folder)), patch.object(choose, "_one_step", measured):
-        choice = choose.choose_backend(
-            MODEL, functional.cross_entropy, backend="auto", clients=2, sample=SAMPLE, steps=1
-        )
-    assert choice.why.isprintable()
-    return choice
+def _read_package(folder: Path) -> object:
+    """The header of compiled code beside code that does not belong to it, which must not be run."""
+    place = folder / "packages" / "package"
+    place.with_suffix(".so").write_bytes(b"no code")
+    assert packages._loaded(place, [[0]]) is None
+    return None
 
 
 TOML_VALUES = (
@@ -284,7 +273,7 @@ def _read_result(folder: Path) -> object:
 
 
 SETTINGS_READERS = (
-    Reader("calibration cache", _calibrations, _read_calibration, 800),
+    Reader("compiled code", _package_headers, _read_package, 800),
     Reader("configuration", _configs, _read_config, 2000),
     Reader("attack options", _attack_options, _read_attack_options, 800),
     Reader("result", _results, _read_result, 1200),

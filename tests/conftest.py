@@ -13,5 +13,5 @@ settings.load_profile("fedveil")
 
 @pytest.fixture(autouse=True, scope="session")
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Calibrations of the tests do not get into the user's cache."""
+    """What the tests keep does not get into the user's cache, nor what is there into the tests."""
     os.environ["FEDVEIL_CACHE"] = str(tmp_path_factory.mktemp("cache"))

@@ -20,7 +20,7 @@ STUB = ast.parse(Path(fv.__file__).with_suffix(".pyi").read_text(encoding="utf-8
 def test_completion_shows_every_public_name_and_nothing_else() -> None:
     assert dir(fv) == sorted(fv.__all__)
     assert {"audit", "federate", "task", "defenses", "attacks", "FedveilError"} <= set(dir(fv))
-    assert len(dir(fv)) <= 20, "methods belong in their namespaces, rarely used names in their modules"
+    assert len(dir(fv)) <= 21, "methods belong in their namespaces, rarely used names in their modules"
     assert not [name for name in dir(fv) if name.startswith("_") and name != "__version__"]
 
 

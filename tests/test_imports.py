@@ -15,8 +15,8 @@ PACKAGE = ROOT / "src" / "fedveil"
 ORDER = (
     *("version", "errors", "fields", "files", "toml", "ownership", "signals", "tensors", "progress", "registry"),
     *("memory", "tree", "intake", "streams", "workers", "tasks", "tensorfile", "clients", "defenses", "ledger"),
-    *("federation", "guard", "attacks", "leakage", "auditing", "study", "report", "loops", "flower", "cli"),
-    "__main__",
+    *("federation", "guard", "attacks", "leakage", "auditing", "study", "report", "vetting", "loops", "nvflare"),
+    *("flower", "cli", "__main__"),
 )
 # Metrics must not favor a method: they know neither side.
 FORBIDDEN = {"leakage": {"defenses", "attacks", "federation", "guard"}, "attacks": {"federation", "guard"}}

@@ -52,6 +52,24 @@ def dying(job: int) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def nothing(job: None) -> None:
+    pass
+
+
+def test_processes_that_were_started_before_do_the_jobs_and_one_that_died_is_told() -> None:
+    with Workers(1) as workers:
+        workers.start(nothing)
+        assert workers._pool is not None
+        before = set(workers._pool._processes)
+        workers.start(dying)  # type: ignore[arg-type]  # they run already
+        ((_, process, _),) = workers.map(slow_first, [1])
+        assert {process} == before
+    with Workers(1) as workers:
+        workers.start(dying)  # type: ignore[arg-type]
+        with pytest.raises(FedveilError, match="a worker process ended before"):
+            list(workers.map(slow_first, [1]))
+
+
 def test_results_come_in_the_order_of_the_jobs_from_single_threaded_processes(pool: Workers) -> None:
     found = list(pool.map(slow_first, range(6)))
     assert [job for job, _, _ in found] == list(range(6))

@@ -20,6 +20,10 @@ INSTALLS: dict[str, list[list[str]]] = {
         ["--no-deps", "torchvision==0.28.0", "breaching==0.1.2"],
         ["hydra-core>=1.1,<1.4", "omegaconf<2.4", "antlr4-python3-runtime==4.9.*", "numpy", "pillow", "scipy"],
     ],
+    "flower": [
+        ["torch==2.13.0"],
+        ["flwr[simulation]>=1.41,<1.43", "numpy"],
+    ],
     "opacus": [
         ["torch==2.13.0"],
         ["--no-deps", "opacus==1.6.0"],

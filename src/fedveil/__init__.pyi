@@ -2,7 +2,6 @@
 
 from fedveil import attacks as attacks
 from fedveil import defenses as defenses
-from fedveil import flower as flower
 from fedveil.auditing.captures import attack as attack
 from fedveil.auditing.experiment import Experiment as Experiment
 from fedveil.auditing.run import audit as audit
@@ -20,3 +19,4 @@ from fedveil.tasks.normalization import Normalization as Normalization
 from fedveil.tasks.task import Task as Task
 from fedveil.tasks.task import task as task
 from fedveil.version import __version__ as __version__
+from fedveil.vetting.received import inspect_model as inspect_model

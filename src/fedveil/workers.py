@@ -101,6 +101,17 @@ class Workers:
             self._lodged[key] = self._the_shelf().put(content, key)
         return self._lodged[key]
 
+    def start(self, function: Callable[[None], None]) -> None:
+        """Start the processes now, for jobs that come soon, with what the module of this function imports.
+
+        The function does nothing: it is what each process runs first.
+        """
+        if self._pool is None:
+            content, pool = pack((function, None)), self._started()
+            with deaf_children():
+                for _ in range(self.count):
+                    pool.submit(_call, content)
+
     def map(
         self, function: Callable[[Any], Any], jobs: Iterable[Any], on_tick: Callable[[], None] | None = None
     ) -> Iterator[Any]:
@@ -110,11 +121,11 @@ class Workers:
         """
         pool = self._started()
         futures: list[Future[bytes]] = []
-        for job in jobs:
-            content = pack((function, job))
-            with deaf_children():  # any job may start a process
-                futures.append(pool.submit(_call, content))
         try:
+            for job in jobs:
+                content = pack((function, job))
+                with deaf_children():  # any job may start a process
+                    futures.append(pool.submit(_call, content))
             for future in futures:
                 while not wait([future], POLL_SECONDS, FIRST_COMPLETED).done:
                     self._tell(on_tick)

@@ -14,6 +14,12 @@ pytestmark = pytest.mark.compiles
 CHOICES = Choices(steps=5, total_variation=1e-3)
 
 
+@pytest.fixture(autouse=True)
+def _not_kept(monkeypatch):
+    """What `torch.compile` does where no package can be made; test_grouped_convolutions.py has the packages."""
+    monkeypatch.setattr("fedveil.attacks.grouped_convolutions.packaged", lambda *_: None)
+
+
 def model():
     torch.manual_seed(0)
     return nn.Sequential(nn.Flatten(), nn.Linear(16, 6), nn.Sigmoid(), nn.Linear(6, 3))

@@ -7,6 +7,8 @@ from torch.func import grad, vmap
 from torch.nn import functional as F
 
 from fedveil.attacks import grouped_convolutions as grouped
+from fedveil.attacks import matcher
+from fedveil.clients import packages
 
 from .small import Choices, match, on_the_way, random_problem
 
@@ -95,10 +97,17 @@ def test_wide_convolutions_are_replaced_at_few_places_only(monkeypatch):
 
 
 @pytest.mark.compiles
-def test_compiled_attack_on_a_narrow_net_equals_the_stacked_one(caplog):
+def test_compiled_attack_on_a_narrow_net_equals_the_stacked_one_and_is_kept(caplog, monkeypatch, tmp_path):
+    monkeypatch.setenv("FEDVEIL_CACHE", str(tmp_path))
+    monkeypatch.setattr(grouped, "compile_once", lambda *_, **__: pytest.fail("compiled by torch.compile"))
     problem = random_problem(small_net(), (2, 8, 8), victims=3)
     choices = Choices(steps=3, total_variation=1e-3)
     found = match(problem, choices, backend="compiled")
     expected = match(problem, choices, backend="stacked")
     torch.testing.assert_close(on_the_way(found), on_the_way(expected), rtol=1e-3, atol=1e-3)
-    assert not [record for record in caplog.records if record.name == "fedveil"]
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "fedveil"]
+    assert line.startswith("compiling the attack step of this model")
+    monkeypatch.setattr(packages, "_made", lambda *_: pytest.fail("made again"))
+    matcher._matchers.clear()  # as in another process
+    again = match(problem, choices, backend="compiled")
+    assert torch.equal(again.inputs, found.inputs)

@@ -62,8 +62,18 @@ def supposed(attempted: Attempted = IG, *layers: nn.Module, **changed: Any) -> d
     return {each.switch: (each.setting, each.words) for each in found}
 
 
+SENTENCES = {name for name in attacks.entries() if attacks.load(name).modalities == ("sentences",)}  # type: ignore[attr-defined]
+
+
+def test_attacks_are_named_that_take_the_kind_of_data() -> None:
+    assert "token-rows" in SENTENCES
+    assert "token-rows" in tried(modality="sentences")[0]
+    assert "ci-net" not in tried(modality="sentences")[0]
+    assert "learned prior on the sentences" in " ".join(tried(modality="sentences"))
+
+
 def test_every_attack_that_was_left_out_is_named() -> None:
-    others = sorted(attacks.entries().keys() - {"inverting-gradients"})
+    others = sorted(attacks.entries().keys() - {"inverting-gradients", *SENTENCES})
     assert tried()[0] == f"the attacks {', '.join(others)}"
     everything = Attempted(tuple(attacks.entries()))
     assert not any(line.startswith("the attacks ") for line in tried(attempted=everything))

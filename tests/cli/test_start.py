@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from fedveil.cli.display import OneLine
+from fedveil.clients.packages import NOTE
 from fedveil.version import __version__
 
 KINDS = ("defenses", "attacks", "datasets", "models", "suites", "metrics")
@@ -79,3 +80,8 @@ def test_warnings_of_ours_are_one_line(capsys: pytest.CaptureFixture[str]) -> No
     record = logging.makeLogRecord({"levelname": "WARNING", "msg": "first\n  %s", "args": ("second",)})
     OneLine().emit(record)
     assert capsys.readouterr().err == "fedveil: warning: first second\n"
+
+
+def test_a_note_is_no_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    OneLine().emit(logging.makeLogRecord({"levelname": "WARNING", "msg": "compiling", **NOTE}))
+    assert capsys.readouterr().err == "fedveil: note: compiling\n"

@@ -1,6 +1,5 @@
 """Which backend a module gets, why, and that it gets the same one again."""
 
-import json
 import subprocess
 import sys
 
@@ -11,7 +10,15 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedveil.clients import choose
-from fedveil.clients.choose import choose_backend, counted_operations, gradient_seconds, make_engine, why_not_stacked
+from fedveil.clients.choose import (
+    choose_backend,
+    counted_operations,
+    evaluation_seconds,
+    gradient_seconds,
+    make_engine,
+    why_not_stacked,
+)
+from fedveil.clients.engine import Engine
 from fedveil.errors import FedveilError
 
 SAMPLE = torch.zeros(4, 6), torch.zeros(4, dtype=torch.int64)
@@ -29,30 +36,24 @@ class Branching(nn.Module):
         return self.layer(inputs) if inputs.sum().item() >= 0 else -self.layer(inputs)
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("FEDVEIL_CACHE", str(tmp_path))
-    return tmp_path / "calibration.json"
-
-
 def chosen(model=LINEAR, backend="auto", clients=4, steps=10, **given):
     return choose_backend(model, F.cross_entropy, backend=backend, clients=clients, sample=SAMPLE, steps=steps, **given)
 
 
-def timed(monkeypatch, loop, stacked):
-    """Steps that take so long."""
-    taken = []
+def network(width=4):
+    layers = [nn.Conv2d(1, width, 3), nn.ReLU(), nn.Conv2d(width, width, 3), nn.ReLU(), nn.Flatten()]
+    return nn.Sequential(*layers, nn.Linear(width * 64, 10))
 
-    def step(engine, clients, sample, one_copy=True):
-        taken.append((engine.backend, clients, one_copy))
-        return {"loop": loop, "stacked": stacked}[engine.backend]
 
-    monkeypatch.setattr(choose, "_one_step", step)
-    return taken
+def picked(batch, clients, *, one_copy=True, model=None, **given):
+    sample = torch.zeros(batch, 1, 12, 12), torch.zeros(batch, dtype=torch.int64)
+    model = model or network()
+    given = {"steps": 1, **given}
+    return choose_backend(model, F.cross_entropy, clients=clients, sample=sample, one_copy=one_copy, **given)
 
 
 def test_a_module_that_cannot_be_stacked_runs_on_the_loop_and_says_why():
-    choice = chosen(Branching())
+    choice = chosen(Branching(), clients=32)
     assert choice.backend == "loop"
     assert "cannot be stacked" in choice.why
     assert ".item()" in choice.why
@@ -66,67 +67,55 @@ def test_a_forced_backend_that_cannot_run_is_refused(backend):
 
 
 @pytest.mark.parametrize("backend", ["loop", "stacked", "compiled"])
-def test_a_forced_backend_is_taken_without_measuring(backend, own_cache):
+def test_a_forced_backend_is_taken(backend):
     assert chosen(backend=backend) == choose.Choice(backend, "as asked")
-    assert not own_cache.exists()
 
 
-def test_the_faster_one_is_chosen(monkeypatch):
-    timed(monkeypatch, loop=1e-3, stacked=3e-3)
-    assert chosen() == choose.Choice("loop", "stacking takes 3.00 times as long")
-
-
-def test_or_the_other(monkeypatch):
-    timed(monkeypatch, loop=3e-3, stacked=1e-3)
-    assert chosen() == choose.Choice("stacked", "3.0 times as fast as the loop")
+def test_many_small_clients_are_stacked_and_few_large_batches_not():
+    assert picked(1, 32).backend == "stacked"
+    assert picked(64, 2) == choose.Choice("loop", picked(64, 2).why)
+    assert "times as long" in picked(64, 2).why
+    # Stacked convolutions with weights of each client's own are slow.
+    both = [picked(8, 32, model=network(24), one_copy=one_copy).backend for one_copy in (True, False)]
+    assert both == ["stacked", "loop"]
 
 
 def test_long_work_is_compiled(monkeypatch):
-    timed(monkeypatch, loop=0.2, stacked=0.1)
     monkeypatch.setattr(choose, "compiler_found", lambda: True)
-    assert chosen(steps=1000).backend == "stacked"  # saves 50 s, compiling takes 30
-    assert chosen(steps=2000).backend == "compiled"
-    assert chosen(steps=100, clients=32 * 20).backend == "compiled"  # every step is twenty chunks
+    once = chosen(steps=1, clients=32)
+    assert once.backend == "stacked"
+    assert chosen(steps=10**5, clients=32).backend == "compiled"
+    assert "s of work" in chosen(steps=10**5, clients=32).why
+    made = [
+        make_engine(LINEAR, F.cross_entropy, clients=32, sample=SAMPLE, steps=1, **given).backend
+        for given in ({"processes": 10**6}, {"beside": 1e3}, {})
+    ]
+    assert made == ["compiled", "compiled", "stacked"]
     monkeypatch.setattr(choose, "compiler_found", lambda: False)
-    assert chosen(steps=2000).backend == "stacked"
+    assert chosen(steps=10**5, clients=32).backend == "stacked"
 
 
-def test_what_was_measured_is_kept_for_the_next_time(monkeypatch, own_cache):
-    taken = timed(monkeypatch, loop=1e-3, stacked=3e-3)
-    chosen()
-    measured = len(taken)
-    assert chosen().backend == "loop"
-    assert len(taken) == measured + 1  # but for the one step that shows whether the model can be stacked
-    assert list(json.loads(own_cache.read_text()).values()) == [{"loop": 1e-3, "stacked": 3e-3}]
-    chosen(one_copy=False)  # weights of each client's own are another case
-    assert (own_cache.exists(), len(json.loads(own_cache.read_text()))) == (True, 2)
-    assert ("loop", 4, False) in taken
+def test_large_models_run_as_they_are(monkeypatch):
+    monkeypatch.setattr(choose, "compiler_found", lambda: True)
+    monkeypatch.setattr(choose, "LARGE", 10)
+    assert chosen(steps=10**9, clients=32) == choose.Choice("loop", "a large model keeps the processor busy as it is")
 
 
-def test_times_that_cannot_be_are_left_out(own_cache):
-    times = {
-        "zero": {"loop": 0, "stacked": 1},
-        "endless": {"loop": 1e999, "stacked": 1},
-        "good": {"loop": 1, "stacked": 2},
-    }
-    own_cache.write_text(json.dumps(times))
-    assert choose._read(own_cache) == {"good": {"loop": 1.0, "stacked": 2.0}}
+@pytest.mark.parametrize("kept", [False, True], ids=["empty", "full"])
+def test_the_choice_does_not_depend_on_what_is_kept(monkeypatch, kept):
+    asked = []
+    monkeypatch.setattr(choose, "compiler_found", lambda: True)
+    monkeypatch.setattr(Engine, "keeps_gradient", lambda *_, **given: asked.append(given) or kept)
+    seen = [chosen(steps=steps, clients=32).backend for steps in (1, 10**5)]
+    assert seen == ["stacked", "compiled"]
+    assert asked == [{}], "nothing is made to choose"
 
 
-@pytest.mark.parametrize("damaged", ["[" * 100_000, "", "[]", '{"a": 1}', '{"a": {"loop": "x", "stacked": 1}}', "\x00"])
-def test_a_damaged_cache_counts_as_none(monkeypatch, own_cache, damaged):
-    own_cache.write_text(damaged)
-    timed(monkeypatch, loop=1e-3, stacked=3e-3)
-    assert chosen().backend == "loop"
-    assert len(json.loads(own_cache.read_text())) == 1
-
-
-def test_the_engine_is_as_chosen_and_leaves_the_model_alone(monkeypatch):
-    timed(monkeypatch, loop=1e-3, stacked=3e-3)
+def test_the_engine_is_as_chosen_and_leaves_the_model_alone():
     model = nn.Linear(6, 3)
     before = model.weight.clone()
     engine = make_engine(model, F.cross_entropy, clients=40, sample=SAMPLE, steps=1)
-    assert (engine.backend, engine.chunk) == ("loop", 32)
+    assert (engine.backend, engine.chunk) == ("stacked", 32)
     assert engine.model is not model
     assert torch.equal(model.weight, before)
 
@@ -164,3 +153,11 @@ def test_estimated_time_grows_with_the_arithmetic():
     small, large = nn.Linear(6, 3), nn.Sequential(nn.Linear(6, 2000), nn.Linear(2000, 2000))
     assert gradient_seconds(small, SAMPLE, 200) == pytest.approx(2 * gradient_seconds(small, SAMPLE, 100))
     assert gradient_seconds(large, SAMPLE, 100) > 2 * gradient_seconds(small, SAMPLE, 100)
+
+
+def test_evaluation_is_estimated_from_a_few_examples():
+    model, few = nn.Linear(200, 300), torch.zeros(4, 200)
+    once = evaluation_seconds(model, few, 1000, 100)
+    assert evaluation_seconds(model, few, 2000, 100) == pytest.approx(2 * once)
+    assert evaluation_seconds(model, torch.zeros(8, 200), 1000, 100) == pytest.approx(once)
+    assert once > 1000 * 2 * 200 * 300 / choose.EVALUATED.operations_per_second

@@ -18,6 +18,12 @@ from .plain import assert_trees_close, make_case
 CLIENTS = 12
 
 
+@pytest.fixture(autouse=True)
+def _not_kept(monkeypatch):
+    """What `torch.compile` does where no package can be made."""
+    monkeypatch.setattr("fedveil.clients.engine.packaged", lambda *_, **__: None)
+
+
 @pytest.fixture(scope="module")
 def compiled():
     """One engine for the whole file: compiling is what takes the time."""
@@ -116,6 +122,7 @@ def test_without_a_compiler_it_says_so_once_and_runs_on(monkeypatch, caplog):
     def missing(*_):
         raise RuntimeError("No working C++ compiler found\nand much more")
 
+    monkeypatch.setattr(compiling, "which", lambda _: None)
     monkeypatch.setattr("torch._inductor.cpp_builder.get_cpp_compiler", missing)
     monkeypatch.setattr(compiling, "_compiler", [])
     monkeypatch.setattr(torch, "compile", lambda *_, **__: pytest.fail("compiled without a compiler"))

@@ -52,6 +52,20 @@ def test_the_run_is_the_same(pool: Workers, defense: object, buffers: str) -> No
         assert torch.equal(one.truth.targets, other.truth.targets)
 
 
+@pytest.mark.compiles
+def test_all_processes_load_what_was_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDVEIL_CACHE", str(tmp_path))
+    task, settings = small_task(norm=False, sizes=(9, 9, 9, 9)), replace(FEDAVG, record_rounds=())
+    runs = []
+    for _ in range(2):
+        with Workers(2) as workers:
+            runs.append(federate(task, None, settings, backend="compiled", workers=workers))
+            assert len(list((tmp_path / "packages").glob("*.so"))) == 1
+    assert runs[0].backend == "compiled"
+    assert_rows_equal(runs[0].params, runs[1].params)
+    assert_rows_close(runs[0].params, run(task, None).params)
+
+
 def test_observers_hear_of_every_step(pool: Workers) -> None:
     noted = Noted()
     run(small_task(), None, pool, observers=[noted])

@@ -78,6 +78,7 @@ def test_a_run_compiles_for_its_own_batches_whatever_its_engine_did_before(monke
         "fedveil.clients.engine.compile_once",
         lambda function, name: lambda *given: shapes.append(tuple(given[4].shape)) or function(*given),
     )
+    monkeypatch.setattr("fedveil.clients.engine.packaged", lambda *_, **__: None)
     monkeypatch.setattr("fedveil.clients.engine.compiler_found", lambda: True)
     task = small_task(norm=False, sizes=(12, 12))
     engine = Engine(task.model, task.loss, backend="compiled", chunk=2)

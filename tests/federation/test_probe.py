@@ -169,6 +169,7 @@ def test_where_batches_are_drawn_victims_keep_the_size_that_was_asked_for(settin
 
 def test_a_few_steps_are_not_compiled_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedveil.clients.engine.compile_once", lambda *_: pytest.fail("compiled"))
+    monkeypatch.setattr("fedveil.clients.engine.packaged", lambda *_, **__: None)
     monkeypatch.setattr("fedveil.clients.engine.compiler_found", lambda: True)
     task = small_task(norm=False)
     engine = Engine(task.model, task.loss, backend="compiled")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import uuid
 from collections.abc import Callable, Iterable
+from types import SimpleNamespace
 from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict
@@ -48,7 +50,7 @@ class FakeGrid(Grid):
         for message in messages:
             message.metadata.__dict__["_message_id"] = str(uuid.uuid4())
             self.sent.append((self.nodes[message.metadata.dst_node_id], message))
-            self.waiting[message.metadata.message_id] = message
+            self.waiting[message.metadata.message_id] = copy.deepcopy(message)  # apps may change what they are given
             ids.append(message.metadata.message_id)
         return ids
 
@@ -80,10 +82,10 @@ class FakeGrid(Grid):
 
     @property
     def run(self) -> Any:
-        raise NotImplementedError
+        return SimpleNamespace(run_id=1)
 
     def create_message(self, *_: Any, **__: Any) -> Message:
         raise NotImplementedError
 
-    def send_and_receive(self, *_: Any, **__: Any) -> Iterable[Message]:
-        raise NotImplementedError
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        return self.pull_messages(self.push_messages(messages))

@@ -31,7 +31,7 @@ def simulated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Said]:
     said = command(
         folder,
         *("federate", "--simulate", "--data", "digits", "--model", "mlp:hidden=[12]", "--limit", "150"),
-        *("--clients", "3", "--rounds", "2", "--batch-size", "16", "--local-epochs", "2", "--defense", DEFENSE),
+        *("--clients", "3", "--rounds", "2", "--batch-size", "64", "--local-epochs", "2", "--defense", DEFENSE),
         *("--record-rounds", "1", "--record-clients", "1", "--seed", "5", "--out", "out"),
     )
     return folder, said
@@ -42,7 +42,7 @@ def test_it_trains_as_the_embedded_engine_does(simulated: tuple[Path, Said]) -> 
     assert (said.code, said.err) == (0, ""), said
     assert "Round 2: 3 of 3 clients" in said.out
     task = fv.task("digits", model="mlp:hidden=[12]", clients=3, limit=150, seed=5)
-    settings = fv.FederationSettings(protocol="fedavg", rounds=2, batch_size=16, local_epochs=2)
+    settings = fv.FederationSettings(protocol="fedavg", rounds=2, batch_size=64, local_epochs=2)
     expected = fv.federate(task, DEFENSE, settings, seed=5, backend="loop").params
     _, found = read_safetensors(folder / "out/model.safetensors")
     assert all(torch.allclose(found[name], tensor, rtol=1e-4, atol=1e-5) for name, tensor in expected.items())

@@ -13,10 +13,14 @@ import fedveil as fv
 from fedveil.defenses.base import Defense
 from fedveil.errors import FedveilError
 from fedveil.federation.capture import Capture, Truth
-from fedveil.flower.task_client import app
+from fedveil.federation.plan import Moment
+from fedveil.federation.steps import Group
+from fedveil.flower.task_client import Site, app
 from fedveil.flower.task_server import federate
 from fedveil.flower.task_settings import KEY, SEEDED_NOISE, TRUTHS, TaskRun
 from fedveil.registry import defenses
+from fedveil.tree import Tree
+from flower.exchange import context
 from flower.grids import FakeGrid
 
 TASK = {"data": "digits", "model": "mlp:hidden=[12]", "clients": 3, "limit": 150}
@@ -157,3 +161,14 @@ def test_all_defenses_of_an_update_are_among_those_compared() -> None:
     names = {each.partition(":")[0] for each in uploads()}
     assert {"spm", "gradient-dropout", "dp-gaussian", "ldp-fl", "pm"} <= names
     assert all(issubclass(type(defenses.parse(name)), Defense) for name in names)
+
+
+def test_secure_noise_is_the_operating_system_s_and_not_that_of_a_drawn_seed(tmp_path: Path) -> None:
+    for noise in ("secure", "seeded"):
+        run = run_of(tmp_path, "spm", FEDAVG).model_copy(update={"noise": noise})
+        site = Site(context({KEY: run.told()}))
+        task = site.plan.task
+        data = site.prepared.read(task.train, [task.clients[0][:2]])
+        weights = {name: p.detach() for name, p in task.model.named_parameters()}
+        group = Group([0], Tree.expand(weights, 1), Tree({}), data)
+        assert noise in repr(site.prepared.batch(group, Moment(1, "upload")).streams)

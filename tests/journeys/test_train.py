@@ -35,6 +35,20 @@ def test_the_guarantee_is_printed_and_kept(fedveil: Fedveil, tmp_path: Path) -> 
     assert "Formal guarantee: none." in bare.out
 
 
+def test_the_line_that_does_it_again_names_the_backend_and_gives_the_same_bits(
+    fedveil: Fedveil, tmp_path: Path
+) -> None:
+    assert fedveil("train", *SMALL, "--rounds", "1", "--quiet", "--out", "a").code == 0
+    backend = history(tmp_path / "a")["backend"]
+    options = ("--config", "a/config.toml", "--backend", str(backend), "--quiet", "--out", "b")
+    assert fedveil("train", *options).code == 0
+    named = f"--backend {backend} "
+    for name, told in (("a", named), ("b", "")):  # where a backend was asked for, the file says so
+        text = (tmp_path / name / "config.toml").read_text(encoding="utf-8")
+        assert text.startswith(f"# fedveil train --config config.toml {told}does this again")
+    assert (tmp_path / "a/model.safetensors").read_bytes() == (tmp_path / "b/model.safetensors").read_bytes()
+
+
 def test_of_a_run_that_stops_early_the_rounds_that_were_count(fedveil: Fedveil, tmp_path: Path) -> None:
     # At a rate of nearly nothing the validation accuracy never rises.
     options = (*SMALL, *DP, "--lr", "1e-12", "--split", "60/20/20", "--out")

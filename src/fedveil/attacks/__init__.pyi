@@ -15,5 +15,6 @@ from fedveil.attacks.lira import LiRA as LiRA
 from fedveil.attacks.loss_threshold import LossThreshold as LossThreshold
 from fedveil.attacks.lti import LTI as LTI
 from fedveil.attacks.mjolnir import Mjolnir as Mjolnir
+from fedveil.attacks.token_rows import TokenRows as TokenRows
 from fedveil.attacks.token_span import TokenSpan as TokenSpan
 from fedveil.attacks.update_alignment import UpdateAlignment as UpdateAlignment

@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from fedveil.clients.compiling import compile_once
 from fedveil.clients.engine import CACHE_BYTES
+from fedveil.clients.packages import Wanted, packaged
 from fedveil.tree import size_in_bytes
 
 Pair = Sequence[int]
@@ -33,13 +34,29 @@ LARGEST = 2**17  # numbers in the patches of an image
 FEW = 32  # places that a kernel looks at; of many channels it is then larger than what it looks at
 
 
-def compile_stacked(function: Callable[..., Any], arguments: tuple[Any, ...], model: nn.Module) -> Callable[..., Any]:
+def compile_stacked(
+    function: Callable[..., Any], arguments: tuple[Any, ...], model: nn.Module, identity: str | None = None
+) -> Callable[..., Any]:
     """The compiled form of a function of stacked victims, for arguments of these shapes.
 
-    Numbers and settings that the function reads are those of now.
+    Numbers and settings that the function reads are those of now. With an identity (see `clients/identity.py`) it is
+    kept as a package.
     """
     # Measured on one core: with channels last ResNet-18 takes half as long again, LeNet-5 a quarter less.
     large = size_in_bytes(model.parameters()) > CACHE_BYTES
+    kept = packaged(
+        Wanted(
+            name="attack step",
+            function=function,
+            arguments=arguments,
+            identity=identity,
+            expected=lambda: function(*arguments),
+            options={"layout_optimization": False} if large else {},
+            rewritten=_rewritten,
+        )
+    )
+    if kept is not None:
+        return kept
     compiled = partial(compile_once, name="attack", keep_layout=large)
     if not any(isinstance(module, nn.Conv2d) for module in model.modules()):
         return compiled(function)  # nothing to replace: no need to trace
@@ -51,6 +68,11 @@ def compile_stacked(function: Callable[..., Any], arguments: tuple[Any, ...], mo
         return compiled(function)
     flat = compiled(module)
     return lambda *arguments: nest(flat(*tree_flatten(arguments)[0]))
+
+
+def _rewritten(module: GraphModule) -> GraphModule:
+    replace_narrow(module)
+    return module
 
 
 def _traced(function: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[GraphModule, Callable[[Any], Any]]:

@@ -40,6 +40,7 @@ from fedveil.attacks.without_dropout import dropout_off, without_dropout
 from fedveil.attacks.workload import steps_in_all, victims_at_a_time, worth_compiling
 from fedveil.clients.compiling import compiler_found
 from fedveil.clients.engine import BACKENDS, Backend, Engine
+from fedveil.clients.identity import code_of, identity
 from fedveil.defenses.base import StepsBefore
 from fedveil.errors import FedveilError, one_line, unknown_name
 from fedveil.streams import Streams
@@ -216,10 +217,19 @@ class Matcher:
                 in_dims=(0, shared, 0, 0, 0, 0, None, None, 0 if ordered else None),
             )
             at = (variables, *fixed)
-            made = compile_stacked(stacked, at, self._engine.model) if compiled else stacked
+            model = self._engine.model
+            made = compile_stacked(stacked, at, model, self._identity(of, at)) if compiled else stacked
             self._functions[compiled, of, ordered] = made
         gradients, (total, matched) = self._functions[compiled, of, ordered](variables, *fixed)
         return gradients, matched, total
+
+    def _identity(self, of: Objective, at: tuple[Any, ...]) -> str | None:
+        """What the objective of stacked victims depends on, beside its arguments; None where that cannot be told."""
+        model, given = self._engine.model, {*at[1], *at[2]}
+        tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        own = (self._local, self._before, self._kind, self._one_model)
+        told = [code_of("fedveil.clients", "fedveil.attacks"), of, *own, model, self._engine.loss_function]
+        return identity(told, {name: tensor for name, tensor in tensors.items() if name in given})
 
     def _looped(self, variables: Variables, fixed: tuple[Any, ...], of: Objective) -> tuple[Tensors, Tensor, Tensor]:
         params, buffers, aim, weight, labels, learned, box, order = fixed

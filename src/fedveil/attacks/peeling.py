@@ -25,18 +25,22 @@ class Peeled:
     label: int | None  # None where targets are tokens
 
 
-def peeled(public: Public, fit: SentenceFit, gradient: Gradient, sentence: Tensor, batch_size: int) -> Peeled | None:
+def peeled(
+    public: Public, fit: SentenceFit, gradient: Gradient, sentence: Tensor, batch_size: int, whole: SentenceFit
+) -> Peeled | None:
     """The update without a sentence (places,): under the label with which the fewest directions are left.
 
     None where no label takes away as many directions as half of its tokens: then it was not in the batch, or a defense
     changed what it had sent.
+
+    whole: the update before anything was taken off it.
     """
     length = int((sentence >= 0).sum())
     tries = []
     for label in range(public.classes) if public.target.kind == "class" and public.classes else [None]:
         own = sentence_gradient(public, fit.layers, gradient, sentence, label)
         rest = {**gradient, **{name: gradient[name] - each / batch_size for name, each in own.items()}}
-        tries.append(Peeled(rest, SentenceFit.of(fit.layers, rest), label))
+        tries.append(Peeled(rest, SentenceFit.of(fit.layers, rest, left_of=whole), label))
     best = min(tries, key=lambda each: each.fit.rank)
     return best if fit.rank - best.fit.rank >= length / 2 else None
 

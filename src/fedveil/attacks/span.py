@@ -14,7 +14,8 @@ ROUNDING = 4.0  # single-precision gradients carry a few times the error of one 
 LOW = 0.2  # the share of the singular values that is taken for noise
 NOISE_FACTOR = 1.05  # the largest singular value of noise alone strays a little above its limit
 CLEAN = 100.0  # times the error of rounding: above it there is noise
-FILLS = 100  # rounds, at most, in which entries that were not sent are filled in
+FILLS = 50  # rounds in which entries that were not sent are filled in
+SHRINKING = 0.8  # of what is taken off the singular values, from round to round
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,6 +26,7 @@ class Span:
     share: Tensor  # (r,): how much of each direction is signal, by its singular value
     noise: float  # standard deviation of an entry
     clean: bool = True  # whether that is no more than rounding
+    largest: float = 0.0  # singular value
 
     @property
     def rank(self) -> int:
@@ -32,13 +34,14 @@ class Span:
         return len(self.directions)
 
     @classmethod
-    def of(cls, rows: Tensor, weight: Tensor | None = None) -> Self:
+    def of(cls, rows: Tensor, weight: Tensor | None = None, *, least: float = 0.0) -> Self:
         """The span of a gradient (m, n) whose noise is estimated from its own singular values.
 
         The rank comes from that noise. The lowest fifth of the singular values belongs to it as long as there are
         fewer tokens than four fifths of the columns, and says how large it is; rounding is the least noise there is.
 
         weight: trust in each entry; those with less than half of the most are filled in from the others.
+        least: singular values below are left out, whatever the noise is.
         """
         matrix = rows.double()
         if weight is not None:
@@ -49,14 +52,11 @@ class Span:
         rounding = ROUNDING * torch.finfo(rows.dtype).eps * float(values[0]) / math.sqrt(small * large)
         measured = _low(values) / _low_of_noise(small, large)
         noise = max(measured, rounding)
-        rank = int((values > NOISE_FACTOR * noise * (math.sqrt(large) + math.sqrt(small))).sum())
+        edge = max(NOISE_FACTOR * noise * (math.sqrt(large) + math.sqrt(small)), least)
+        rank = int((values > edge).sum())
         signal = (values[:rank].square() - noise**2 * large).clamp_min(0)
-        return cls(
-            directions[:rank],
-            signal / (signal + noise**2 * large).clamp_min(1e-300),
-            noise,
-            measured < CLEAN * rounding,
-        )
+        share = signal / (signal + noise**2 * large).clamp_min(1e-300)
+        return cls(directions[:rank], share, noise, measured < CLEAN * rounding, float(values[0]))
 
     def outside(self, vectors: Tensor) -> Tensor:
         """How much of each vector (..., n) lies outside, between 0 and 1: squared lengths compared.
@@ -71,24 +71,19 @@ class Span:
 def filled(matrix: Tensor, there: Tensor) -> Tensor:
     """A matrix of low rank with the entries that are not there filled in, so that it stays of low rank.
 
-    Each round takes the directions above the noise and lets them say what is missing; entries that are there stay.
-    What is missing looks like noise at first and vanishes as it is filled in, so the rank may grow on the way.
+    Soft imputation (Mazumder et al., 2010): each round shrinks the singular values and lets what is left say what is
+    missing; entries that are there stay. The shrinking gets less from round to round.
     """
     known = torch.where(there, matrix, 0.0)
-    small, large = min(matrix.shape), max(matrix.shape)
-    made, rank = known, 1
+    made = known
+    least = torch.finfo(torch.float32).eps
+    shrink = 0.5 * float(torch.linalg.matrix_norm(known, 2))
     for _ in range(FILLS):
         squares, directions = torch.linalg.eigh(made.T @ made)
-        values = squares.clamp_min(0).sqrt().flip(0)
-        noise = _low(values) / _low_of_noise(small, large)
-        above = int((values > NOISE_FACTOR * noise * (math.sqrt(large) + math.sqrt(small))).sum())
-        rank = min(max(rank, above), small // 2)
-        top = directions.flip(1)[:, :rank]
-        again = torch.where(there, known, (made @ top) @ top.T)
-        change = float((again - made).norm() / made.norm().clamp_min(1e-300))
-        made = again
-        if change < 1e-7:
-            break
+        values = squares.clamp_min(0).sqrt()
+        kept = (values - shrink).clamp_min(0) / values.clamp_min(1e-300)
+        made = torch.where(there, known, (made @ directions * kept) @ directions.T)
+        shrink = max(SHRINKING * shrink, least * float(values[-1]))
     return made
 
 

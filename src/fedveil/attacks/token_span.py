@@ -132,7 +132,9 @@ class Victims:
             if not exact:
                 break
             sentence = laid_out([exact[0].tokens], fit.layers.form.length)[0]
-            left = peeled(self.public, fit, gradient, sentence, self.batch_size) if self.batch_size > 1 else None
+            whole, left = self.fits[victim], None
+            if self.batch_size > 1:
+                left = peeled(self.public, fit, gradient, sentence, self.batch_size, whole)
             label = labels[0] if left is None or left.label is None else left.label
             found.append(Found(exact[0].tokens, label, exact[0].misfit))
             if left is None:

@@ -22,6 +22,7 @@ from fedveil.auditing.capture_checks import (
 from fedveil.auditing.capture_truth import Data, OneTruth, originals_of, others_of, read_truths
 from fedveil.auditing.case import Case
 from fedveil.auditing.experiment import Experiment
+from fedveil.auditing.preflight import preflight
 from fedveil.auditing.requirements import check_settings
 from fedveil.auditing.settings import AuditSettings
 from fedveil.auditing.store import Store
@@ -89,6 +90,23 @@ class CaptureShop:
             seed=experiment.seed,
         )
         return cls(captures, known, case, attacks, skipped, originals, others, judges, held_out, auxiliary)
+
+    def warnings(self) -> list[str]:
+        """What is probably wrong with the captures, or with what is said of them: see `preflight`."""
+        found: dict[str, None] = {}
+        for number, capture in enumerate(self.captures):
+            truth = None if self.originals is None else (self.originals.inputs[number], self.originals.labels[number])
+            known = self.known
+            lines = preflight(
+                capture,
+                known.model,
+                self.case.public.loss,
+                truth=truth,
+                normalization=known.normalization,
+                defense=known.chain,
+            )
+            found |= dict.fromkeys(lines)
+        return list(found)
 
     @cached_property
     def updates(self) -> Updates:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime
 import time
+import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -100,6 +101,8 @@ def attack(
     with ExitStack() as stack:
         pool = stack.enter_context(opened(workers))
         shop = CaptureShop.open(Asked(read_captures(captures), experiment, setting, truth, data), Store.of(store), pool)
+        for line in shop.warnings():
+            warnings.warn(line, stacklevel=2)
         watch = watch_with(stack.enter_context(Meter(style_for(progress))))
         return attack_captures(shop, watch, "fedveil.attack(...) with the configuration below")
 

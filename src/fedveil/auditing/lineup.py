@@ -39,6 +39,8 @@ class Lineup:
         """
         chosen, left_out = [], dict(_unknown(experiment))
         for each in experiment.attacks:
+            if experiment.suite is not None and each.modalities and case.modality.name not in each.modalities:
+                continue  # a suite is for all kinds of data, and this one is for another
             try:
                 check_attack(each, task, case.settings, case.modality)
                 each.check(stand_in(case, experiment, each))
@@ -54,6 +56,7 @@ class Lineup:
             else:
                 chosen.append(each)
         if not chosen:
+            left_out = left_out or {experiment.suite or "": f"none of it attacks {case.modality.name}"}
             raise FedveilError("no attack can be run: " + "; ".join(f"{name}: {why}" for name, why in left_out.items()))
         return cls(tuple(chosen), left_out)
 

@@ -238,4 +238,5 @@ def _situation(shop: Workshop) -> Situation:
         views=settings.views,
         columns=0 if shop.task.columns is None else len(shop.task.columns),
         vocabulary=0 if shop.task.text is None else shop.task.text.entries,
+        modality=shop.modality.name,
     )

@@ -27,13 +27,22 @@ SUITES = {
         Suite(
             "quick",
             "A first look, about a minute on a small model: few steps, one try.",
-            ("link", "analytic", "inverting-gradients:steps=200,restarts=1,signed=false", "learned-linear"),
+            (
+                "link",
+                "token-rows",
+                "token-span",
+                "analytic",
+                "inverting-gradients:steps=200,restarts=1,signed=false",
+                "learned-linear",
+            ),
         ),
         Suite(
             DEFAULT,
             "The default: the attacks that get most on most models, within minutes on a small one.",
             (
                 "link",
+                "token-rows",
+                "token-span",
                 "analytic",
                 "inverting-gradients:steps=400",
                 "learned-linear",
@@ -47,6 +56,8 @@ SUITES = {
             "All attacks, with more steps and tries, none left out early. Takes many times as long as the default.",
             (
                 "link",
+                "token-rows",
+                "token-span",
                 "analytic",
                 "idlg",
                 "dlg:restarts=4",

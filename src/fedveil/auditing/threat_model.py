@@ -158,6 +158,7 @@ class Situation:
     views: int = 1  # messages about each batch, each protected anew
     columns: int = 0  # of a table
     vocabulary: int = 0  # tokens, of text
+    modality: str = "pictures"  # the kind of data
     stated: bool = True  # whether it is known which defense there is, or that there is none
 
 
@@ -337,12 +338,14 @@ def not_given(model: nn.Module, attempted: Attempted) -> list[str]:
 
 def not_tried(situation: Situation, attempted: Attempted) -> list[str]:
     """What a stronger attacker might do: absence here is no evidence of safety."""
-    others = sorted(attack_registry.entries().keys() - {*attempted.attacks, *attempted.left_out})
+    registered = {name for name in attack_registry.entries() if _applies(name, situation.modality)}
+    others = sorted(registered - {*attempted.attacks, *attempted.left_out})
     items = [f"the attack {name}: {why}" for name, why in attempted.left_out.items()]
     items += [f"the attacks {', '.join(others)}"] if others else []
     priors = "diffusion models" if PRIORS & set(attempted.attacks) else "generators, diffusion models"
+    learned = f"images ({priors})" if situation.modality != "sentences" else "sentences (large language models)"
     items += [
-        f"attacks with a learned prior on the images ({priors})",
+        f"attacks with a learned prior on the {learned}",
         "combining the updates of one client over many rounds",
         "a malicious server that changes the model to make it leak",
         "other attacks on the finished model" if attempted.telling else "membership inference, the finished model",
@@ -355,6 +358,12 @@ def not_tried(situation: Situation, attempted: Attempted) -> list[str]:
     if situation.examples == 1 and batch is not None and batch > 1:
         items.append(f"updates of whole batches of {batch}, as training sends them (set batch_size)")
     return items
+
+
+def _applies(name: str, modality: str) -> bool:
+    """Whether an attack takes this kind of data."""
+    kinds: tuple[str, ...] = attack_registry.load(name).modalities  # type: ignore[attr-defined]
+    return not kinds or modality in kinds
 
 
 def _batch_norm(model: nn.Module) -> bool:

@@ -82,7 +82,7 @@ def _run(given: AttackOptions, out: Path, pool: Workers) -> None:
         write_atomically(out / MARK, UNFINISHED)
         if shop.updates.kind != "gradient" and shop.case.settings.local_steps == "pseudo-gradient":
             told.append("the local epochs differ in size: their mean gradient is matched")
-        for line in told:
+        for line in [*told, *(f"warning: {each}" for each in shop.warnings())]:
             display.stage(line)
         outcome = attack_captures(shop, display.watch(), _command(given))
         outcome.save(out)

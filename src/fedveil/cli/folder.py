@@ -36,8 +36,11 @@ class Claim:
     resumes: bool = False  # started by an earlier process
     begun: bool = False  # there is something to continue
 
-    def begin(self, config: Config) -> None:
-        """Clear the folder and write this run's configuration, once. Before that, its contents are not touched."""
+    def begin(self, config: Config, backend: str = "auto") -> None:
+        """Clear the folder and write this run's configuration, once. Before that, its contents are not touched.
+
+        backend: what "auto" came to. The same bits come out on the same backend alone.
+        """
         if self.resumes or self.begun:
             self.begun = True
             return
@@ -47,7 +50,8 @@ class Claim:
             (self.path / name).unlink(missing_ok=True)
         for name in FOLDERS:
             shutil.rmtree(self.path / name, ignore_errors=True)
-        head = f"# fedveil {config.command} --config {CONFIG} does this again; with --resume it continues\n"
+        named = f" --backend {backend}" if backend != config.backend else ""
+        head = f"# fedveil {config.command} --config {CONFIG}{named} does this again; with --resume it continues\n"
         kept = config.kept()
         if config.command == "audit":  # where a stopped audit finds what it had computed, from any folder
             folder = store_of(config.store).folder

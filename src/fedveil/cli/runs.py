@@ -98,7 +98,7 @@ def _run_train(config: Config, place: Claim) -> None:
             prepared,
             folder=place.path,
             resume=place.resumes,
-            observers=(_Begins(config, place), *display.watch().observers),
+            observers=(_Begins(config, place, prepared.engine.backend), *display.watch().observers),
         )
         promised = ledger_of(task, config.federation, config.chain, run.history).statement()
         _save_run(run, task, place, promised)
@@ -108,11 +108,11 @@ def _run_train(config: Config, place: Claim) -> None:
 class _Begins(Observer):
     """The folder's contents are this run's from the first round on, when nothing can be refused any more."""
 
-    def __init__(self, config: Config, place: Claim) -> None:
-        self._config, self._place = config, place
+    def __init__(self, config: Config, place: Claim, backend: str) -> None:
+        self._config, self._place, self._backend = config, place, backend
 
     def on_start(self, *told: object) -> None:
-        self._place.begin(self._config)
+        self._place.begin(self._config, self._backend)
 
 
 def _to_go_on(config: Config, place: Claim) -> str:

@@ -2,8 +2,9 @@
 
 `loop` runs any `nn.Module` one client after another with plain autograd. `stacked` runs all clients of a chunk at
 once through `torch.func.vmap`. `compiled` compiles that with a fixed number of clients: the last chunk is filled
-with whole dummy clients, so one graph serves any number of clients. Examples are never padded: under batch norm
-that would change the answer. What is computed is a `Quantity`; how one client goes through the model, `Passes` knows.
+with whole dummy clients, so one graph serves any number of clients; the code is kept for later runs (`packages`).
+Examples are never padded: under batch norm that would change the answer. What is computed is a `Quantity`; how one
+client goes through the model, `Passes` knows.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from torch.func import vmap
 from fedveil.clients.compiling import compile_once, compiler_found
 from fedveil.clients.draws import DrawWatch
 from fedveil.clients.dropout import KeyedDropout, keyed_for_a_while
+from fedveil.clients.graph import NotUnderstood
 from fedveil.clients.identity import code_of, identity
 from fedveil.clients.nested import map_nested, pad_clients, shapes_behind, zip_nested
 from fedveil.clients.packages import Package, Wanted, packaged
@@ -32,6 +34,7 @@ from fedveil.clients.quantities import (
     Features,
     Gradient,
     InputGradient,
+    LocalSensitivity,
     MeanLoss,
     Quantity,
     Sensitivity,
@@ -185,7 +188,12 @@ class Engine(Passes):
         examples mix (batch norm), an example's share in the features of others counts too.
         """
         self._require(layer)
-        return self._run(Sensitivity(layer), params, buffers, inputs, chosen, streams)  # type: ignore[no-any-return]
+        arguments = params, buffers, inputs, chosen, streams
+        try:
+            looping = self if self.backend == "loop" else self.again("loop")
+            return looping._run(LocalSensitivity(layer), *arguments)  # type: ignore[no-any-return]
+        except NotUnderstood:
+            return self._run(Sensitivity(layer), *arguments)  # type: ignore[no-any-return]
 
     def _require_apart(self) -> None:
         if any(isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training for m in self.model.modules()):
@@ -217,10 +225,12 @@ class Engine(Passes):
         # A single client's weights are one copy too; only where a graph for several copies exists is that one used.
         one_copy = params.repeated or (len(targets) == 1 and (quantity, False) not in self._compiled_shapes)
         arguments, parts = stacked.plain(), []
+        if len(targets) <= self.chunk:
+            return self._chunk(quantity, one_copy, arguments)
         for start in range(0, len(targets), self.chunk):
             part = map_nested(lambda t, start=start: t[start : start + self.chunk], arguments)  # type: ignore[misc]
             parts.append(self._chunk(quantity, one_copy, part))
-        return parts[0] if len(parts) == 1 else zip_nested(torch.cat, parts)
+        return zip_nested(torch.cat, parts)
 
     def _keys(self, targets: Tensor, streams: Streams) -> Tensors:
         """A key for each dropout layer and client; zeros where none is in training mode."""
@@ -286,8 +296,9 @@ class Engine(Passes):
         self, params: Tree, buffers: Tree, inputs: Inputs, targets: Tensor, streams: Streams, *, make: bool = False
     ) -> bool:
         """Whether there is a package for gradients of such arguments of a whole chunk; `make` one if there is none."""
-        arguments = _Stacked(params, buffers, self._keys(targets, streams), inputs, targets).plain()
-        one_copy, arguments = params.repeated or len(targets) == 1, pad_clients(arguments, self.chunk)
+        stacked = _Stacked(params, buffers, self._keys(targets, streams), inputs, targets).plain()
+        arguments = pad_clients(map_nested(lambda tensor: tensor[: self.chunk], stacked), self.chunk)
+        one_copy = params.repeated or len(targets) == 1
         if one_copy:
             arguments = ({name: tensor[0] for name, tensor in arguments[0].items()}, *arguments[1:])
         key = (Gradient(), one_copy, self.chunk, shapes_behind(arguments[3:]), self._modes())

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from torch.func import grad, grad_and_value, vjp, vmap
 
 from fedveil.clients.dropout import example_key
+from fedveil.clients.graph import NotUnderstood
+from fedveil.clients.local_jacobian import row_lengths
 from fedveil.clients.passes import OneClient, Passes, Tensors
 from fedveil.errors import FedveilError
 from fedveil.tasks.inputs import Inputs, leaf, map_inputs
@@ -191,6 +193,24 @@ class Sensitivity:
             return arguments[0].clone()
 
         return _caught(self.layer, "register_forward_pre_hook", taken_in, passes, client)
+
+
+@dataclass(frozen=True)
+class LocalSensitivity(Sensitivity):
+    """The same for networks of convolutions, all features at once; `NotUnderstood` for others."""
+
+    name: ClassVar[str] = "local_sensitivity"
+
+    def pure(self, passes: Passes, client: OneClient) -> tuple[Tensor, Tensor]:
+        """There is none: a client at a time is fast enough."""
+        raise NotUnderstood
+
+    def plain(self, passes: Passes, client: OneClient) -> tuple[Tensor, Tensor]:
+        """See `Quantity`."""
+        value = leaf(client.inputs, passes.perturb).detach().requires_grad_()
+        taken = passes.in_precision(self._taken_in, passes, passes.moved_to(value, client))
+        lengths = row_lengths(taken, value, len(client.targets))
+        return taken[:, client.targets].detach(), lengths[:, client.targets]
 
 
 def _caught(layer: str, hook: str, value: Callable[..., Tensor], passes: Passes, client: OneClient) -> Tensor:

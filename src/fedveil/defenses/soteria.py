@@ -25,9 +25,12 @@ class Soteria(Defense):
     An example with r_i = 0 adds nothing to the score, as it adds nothing to that column. Under dropout the features
     come from another mask than the gradient.
 
-    The cost is one backward pass per feature: `features` scores a random part of them only, drawn anew each step, and
-    zeroes the share `prune` of that part.
+    In a network of convolutions and entrywise functions, as `lenet` is, all scores together cost some dozens of steps.
+    In others each feature takes a backward pass: `features` scores a random part of them only, drawn anew each step,
+    and zeroes the share `prune` of that part.
     """
+
+    revision = 2  # scores round otherwise
 
     needs = frozenset({"batch", "linear layer"})
     paper = "Sun et al., Provable Defense against Privacy Leakage in Federated Learning from Representation Perspective"

@@ -47,6 +47,10 @@ def trained_chunks(prepared: Prepared, chunks: Iterable[Chunk], number: int) -> 
     yield from prepared.workers.map(_work, jobs, told)
 
 
+def ready(_: None) -> None:
+    """What a process does first: import this module, which takes as long as a round."""
+
+
 class _Ticking(Observer):
     def on_step(self, number: int, step: int) -> None:
         tick()

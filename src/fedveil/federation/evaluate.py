@@ -5,16 +5,19 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedveil.clients.engine import Tensors
+from fedveil.clients.identity import identity
+from fedveil.clients.packages import Package, Wanted, packaged
 from fedveil.federation.history import Utility
 from fedveil.tasks.auroc import auroc_by_example
 from fedveil.tasks.examples import Examples
-from fedveil.tasks.inputs import as_arguments, map_inputs
+from fedveil.tasks.inputs import Inputs, as_arguments, count, map_inputs
 from fedveil.tasks.measures import metric_of
 from fedveil.tasks.regression import predicted, variance
 from fedveil.tasks.task import Task
@@ -27,14 +30,19 @@ RECALIBRATION = 1024  # so many validation examples at most re-estimate the stat
 
 
 class Evaluator:
-    """Runs a copy of the task's model in evaluation mode with any weights."""
+    """Runs a copy of the task's model in evaluation mode with any weights.
 
-    def __init__(self, task: Task, device: torch.device | str = "cpu") -> None:
+    compiled: whether whole batches go through compiled code, where the model has a form that can be kept.
+    """
+
+    def __init__(self, task: Task, device: torch.device | str = "cpu", *, compiled: bool = False) -> None:
         self._task = task
         self._device = device
+        self._compiled = compiled
+        self._packages: dict[int, Package | None] = {}  # by the size of batches
         self._model = copy.deepcopy(task.model).to(device).eval()
-        count = min(len(task.train), TRAINING)
-        self._training = task.train.subset(torch.arange(count) * len(task.train) // count)
+        some = min(len(task.train), TRAINING)
+        self._training = task.train.subset(torch.arange(some) * len(task.train) // some)
 
     def utility(self, params: Tensors, buffers: Tensors) -> Utility:
         """On the validation part, the test part and a sample of the training part; `values` says by what."""
@@ -78,8 +86,29 @@ class Evaluator:
         size = max(1, TOKENS // examples.labels.shape[1]) if examples.next_tokens else BATCH
         with torch.no_grad():
             for inputs, targets in examples.batches(size):
-                arguments, keywords = as_arguments(map_inputs(lambda tensor: tensor.to(self._device), inputs))
-                yield functional_call(self._model, (params, buffers), arguments, keywords).cpu(), targets
+                on_device = map_inputs(lambda tensor: tensor.to(self._device), inputs)
+                package = self._package(params, buffers, on_device) if len(targets) == size else None
+                yield (package or self._scored)(params, buffers, on_device).cpu(), targets
+
+    def _scored(self, params: Tensors, buffers: Tensors, inputs: Inputs) -> Any:
+        arguments, keywords = as_arguments(inputs)
+        return functional_call(self._model, (params, buffers), arguments, keywords)
+
+    def _package(self, params: Tensors, buffers: Tensors, inputs: Inputs) -> Package | None:
+        size = count(inputs)
+        if self._compiled and size not in self._packages:
+            arguments = (params, buffers, inputs)
+            own = {**dict(self._model.named_parameters()), **dict(self._model.named_buffers())}
+            given = {name: tensor for name, tensor in own.items() if name in params or name in buffers}
+            wanted = Wanted(
+                name="evaluation",
+                function=self._scored,
+                arguments=arguments,
+                identity=identity([self._model], given),
+                expected=lambda: self._scored(*arguments),
+            )
+            self._packages[size] = packaged(wanted)
+        return self._packages.get(size)
 
     def recalibrated(self, params: Tensors, buffers: Tensors) -> Tensors:
         """Batch norm statistics estimated anew from validation data, as the plain mean over its batches.
@@ -98,10 +127,10 @@ class Evaluator:
                 fresh[f"{prefix}num_batches_tracked"].zero_()
         if self._task.validation is None or not any(module.training for module in model.modules()):
             return fresh
-        count = min(len(self._task.validation), RECALIBRATION)
+        some = min(len(self._task.validation), RECALIBRATION)
         with torch.no_grad():
-            for inputs, targets in self._task.validation.subset(range(count)).batches(BATCH):
-                if len(targets) < 2 < count:
+            for inputs, targets in self._task.validation.subset(range(some)).batches(BATCH):
+                if len(targets) < 2 < some:
                     continue  # one example has no variance
                 arguments, keywords = as_arguments(map_inputs(lambda tensor: tensor.to(self._device), inputs))
                 functional_call(model, (params, fresh), arguments, keywords)  # moves `fresh` in place

@@ -23,6 +23,8 @@ from fedveil.tasks.inputs import Inputs, map_inputs
 from fedveil.tasks.task import Task
 from fedveil.workers import Workers
 
+EVALUATION_COMPILED_FROM = 5.0  # predicted seconds
+
 
 def prepare(
     plan: Plan,
@@ -109,6 +111,11 @@ def _evaluation_seconds(task: Task, settings: FederationSettings) -> float:
     few = judged[0].batch(range(min(8, len(judged[0]))))[0]  # a language model has a score for every token
     once = evaluation_seconds(copy.deepcopy(task.model).eval(), few, sum(map(len, judged)), EVALUATED_AT_ONCE)
     return (1 + settings.rounds // settings.evaluate_every) * once
+
+
+def compiles_evaluation(task: Task, settings: FederationSettings) -> bool:
+    """Whether compiled evaluations, which take two thirds of the time, save what compiling takes in a few runs."""
+    return _evaluation_seconds(task, settings) >= EVALUATION_COMPILED_FROM
 
 
 def keep_compiled(prepared: Prepared) -> None:

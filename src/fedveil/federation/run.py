@@ -18,6 +18,7 @@ from fedveil.defenses.chain import Chain, ClientStates
 from fedveil.errors import FedveilError, one_line
 from fedveil.federation.capture import Captured
 from fedveil.federation.checkpoint import Machinery, RunState
+from fedveil.federation.chunk_workers import ready
 from fedveil.federation.client_memory import ClientMemory
 from fedveil.federation.evaluate import Evaluator
 from fedveil.federation.fedavg import fedavg_round
@@ -27,7 +28,7 @@ from fedveil.federation.observers import Observer
 from fedveil.federation.own_models import own_utilities
 from fedveil.federation.perturbation import perturbation
 from fedveil.federation.plan import Plan
-from fedveil.federation.prepare import keep_compiled, prepare
+from fedveil.federation.prepare import compiles_evaluation, keep_compiled, prepare
 from fedveil.federation.progress import ProgressBar
 from fedveil.federation.rehearsal import dry_step
 from fedveil.federation.resumable import check_resumable
@@ -128,6 +129,8 @@ def train(
         prepared = replace(prepared, engine=engine, observers=(*prepared.observers, *observers))
         if kept and state:
             _try_memories(prepared, state.memory.states, kept.checkpoint)
+        if prepared.workers is not None:
+            prepared.workers.start(ready)  # while this process compiles and evaluates
         keep_compiled(prepared)
         for observer in prepared.observers:
             stack.callback(observer.on_stop)
@@ -167,7 +170,8 @@ def _try_memories(prepared: Prepared, states: ClientStates, path: Path) -> None:
 def _rounds(prepared: Prepared, kept: RunFolder | None, state: RunState | None) -> Run:
     """All rounds that are left, and the result."""
     plan = prepared.plan
-    evaluator = Evaluator(plan.task, prepared.device)
+    compiled = prepared.engine.backend == "compiled" and compiles_evaluation(plan.task, plan.settings)
+    evaluator = Evaluator(plan.task, prepared.device, compiled=compiled)
     captured: list[Captured] = []
     if state is None:
         state = _start(prepared, evaluator)

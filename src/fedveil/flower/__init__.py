@@ -25,5 +25,19 @@ from fedveil.flower.roster import introduce
 from fedveil.flower.rules import Rules
 from fedveil.flower.server import Outcome, Server
 from fedveil.flower.settings import LocalSteps, ServerSettings
+from fedveil.flower.vetting_mods import Behind, inspect, release
 
-__all__ = ["LocalSteps", "Outcome", "Rules", "Server", "ServerSettings", "guarded", "introduce", "loader", "protect"]
+__all__ = [
+    "Behind",
+    "LocalSteps",
+    "Outcome",
+    "Rules",
+    "Server",
+    "ServerSettings",
+    "guarded",
+    "inspect",
+    "introduce",
+    "loader",
+    "protect",
+    "release",
+]

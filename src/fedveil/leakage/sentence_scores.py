@@ -70,8 +70,10 @@ def likeness(one: Sequence[int], other: Sequence[int]) -> float:
 
     def shared(a: Counter[object], b: Counter[object]) -> float:
         total = sum(a.values()) + sum(b.values())
-        return 2 * sum((a & b).values()) / total if total else 1.0
+        return 2 * sum((a & b).values()) / total if total else 0.0
 
+    if max(len(one), len(other)) < 2:  # no neighbors
+        return shared(Counter(one), Counter(other))
     pairs = (Counter[object](pairwise(each)) for each in (one, other))
     return (shared(Counter(one), Counter(other)) + shared(*pairs)) / 2
 

@@ -68,6 +68,7 @@ class Seam:
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
         self._asked: dict[str, Message] = {}  # by message id, as the server sent them
+        self._answers: dict[str, Message] = {}  # our own to runs that were refused, by their ids
         self._pull = flower._pull_and_store_message
         self._push = flower._push_messages
 
@@ -116,8 +117,9 @@ class Seam:
         except _Refused as refused:
             message = received[-1][0]
             # As Flower itself answers for an app that it does not trust: the app never starts.
-            flower._insert_message(self._gate.refused(message, str(refused)), given["state"], given["object_store"])
-            self._keep(message)
+            answer = self._gate.refused(message, str(refused))
+            flower._insert_message(answer, given["state"], given["object_store"])
+            self._answers[answer.metadata.message_id] = answer
             return int(message.metadata.run_id)
         if run_id is not None and received:
             self._keep(_inflated(received[-1][1], contents, given["object_store"]))
@@ -141,13 +143,14 @@ class Seam:
             self._push(state=held, object_store=held, send=held.only(send), push_object=push_object)
 
     def _made(self, reply: Message, object_store: Any) -> Message | None:
-        """What leaves in place of a reply; nothing for a reply to what nobody asked, or asked only once."""
+        """What leaves in place of a reply; nothing for a reply to what nobody asked, or for a second one."""
+        own = self._answers.pop(reply.metadata.message_id, None)
+        if own is not None:
+            return own
         asked = self._asked.pop(reply.metadata.reply_to_message_id, None)
         if asked is None:
             log.warning("a reply to no message of the server was dropped")
             return None
-        if not asked.has_content():  # of a run that was refused
-            return self._gate.refused(asked, "the run may not use this site")
         try:
             whole = _whole(reply, object_store)
         except Exception as error:

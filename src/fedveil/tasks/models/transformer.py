@@ -15,7 +15,7 @@ from fedveil.fields import Count, Probability, declared
 from fedveil.tasks.inputs import Inputs
 from fedveil.tasks.models.base import ModelSpec
 from fedveil.tasks.text_form import IDS, MASK, OFFSET, tokens_of
-from fedveil.tasks.vocabulary import Pieces, Vocabulary
+from fedveil.tasks.vocabulary import Pieces, Vocabulary, text_library
 from fedveil.tensors import own_memory
 
 AT_ONCE = 256  # embeddings that are compared with the whole table at a time
@@ -86,6 +86,10 @@ class Transformer(ModelSpec):
             raise FedveilError(f"{self.name}: weights need the tokenizer they were made with: {data}:tokenizer=FOLDER")
         if not (folder / "config.json").is_file():
             raise FedveilError(f"{self.name}: no config.json in {folder}: weights must be the folder of a saved model")
+        talk = text_library("transformers.utils.logging")
+        loud = talk.get_verbosity()
+        talk.set_verbosity_error()  # what the folder lacks, such as a classifier, is new: no need to list it
+        talk.disable_progress_bar()
         try:
             # Never the pickled weights of older folders.
             network = self._network().from_pretrained(
@@ -97,6 +101,8 @@ class Transformer(ModelSpec):
             raise FedveilError(
                 f"{self.name}: cannot read the weights in {folder}: {one_line(error, typed=True)}"
             ) from None
+        finally:
+            talk.set_verbosity(loud)
         known = network.get_input_embeddings().num_embeddings
         if known < vocabulary.size:
             raise FedveilError(

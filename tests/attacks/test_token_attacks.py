@@ -1,0 +1,104 @@
+"""Sentences from gradients: by the span of the first attention layer, and by the rows of the embedding layer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from attacks.texts import running_task, same_sentences, text_scene, text_task
+from fedveil.attacks.sentence_fit import SentenceFit
+from fedveil.attacks.text_layers import TextLayers
+from fedveil.attacks.token_rows import TokenRows
+from fedveil.attacks.token_span import TokenSpan
+from fedveil.errors import FedveilError
+
+FROZEN = "tiny-transformer:width=64,embeddings=frozen"
+
+
+@pytest.mark.parametrize("model", ["tiny-transformer:width=48", "tiny-transformer:width=48,embeddings=frozen"])
+def test_the_span_gives_single_sentences_exactly(tmp_path: Path, model: str) -> None:
+    scene, true = text_scene(text_task(tmp_path, model), [[0], [1], [2], [3]])
+    found = TokenSpan().run(scene)
+    assert same_sentences(found.inputs, true) == 1
+
+
+def test_labels_of_single_sentences_are_read_off(tmp_path: Path) -> None:
+    task = text_task(tmp_path)
+    scene, _ = text_scene(task, [[0], [1], [2], [3]])
+    assert TokenSpan().run(scene).labels.flatten().tolist() == task.train.labels[:4].tolist()
+
+
+def test_the_span_takes_batches_apart_and_finds_their_labels(tmp_path: Path) -> None:
+    task = text_task(tmp_path, FROZEN)
+    scene, true = text_scene(task, [[0, 1, 2], [3, 4, 5]])
+    found = TokenSpan().run(scene)
+    assert same_sentences(found.inputs, true) == 1
+    assert found.labels.sort(1).values.tolist() == task.train.labels[:6].view(2, 3).sort(1).values.tolist()
+
+
+def test_bert_of_transformers_is_read_as_the_small_one(tmp_path: Path) -> None:
+    task = text_task(tmp_path, "bert:width=48,layers=2,heads=2")
+    for parameter in task.model.parameters():
+        parameter.data *= 4  # as large as those of a trained model: fresh ones attend to all tokens alike
+    scene, true = text_scene(task, [[0], [1]])
+    groups = TextLayers(scene.public, scene.updates.before).groups
+    assert [name.rpartition(".")[2] for name in groups[0].modules] == ["query", "key", "value"]
+    assert same_sentences(TokenSpan().run(scene).inputs, true) == 1
+    assert same_sentences(TokenRows().run(scene).inputs, true) == 1
+
+
+def test_running_text_is_carried_on_from_its_beginning(tmp_path: Path) -> None:
+    """All but the last token of each piece, which is a target alone and is given to no layer that has a gradient."""
+    scene, true = text_scene(running_task(tmp_path), [[0], [1]])
+    found = TokenSpan().run(scene)
+    assert torch.equal(found.inputs[..., :9], true[..., :9])
+
+
+def test_the_rows_of_the_embedding_layer_give_tokens_and_places(tmp_path: Path) -> None:
+    scene, true = text_scene(text_task(tmp_path), [[0], [1], [2], [3]])
+    assert same_sentences(TokenRows().run(scene).inputs, true) == 1
+
+
+def test_rows_are_read_through_noise(tmp_path: Path) -> None:
+    task = text_task(tmp_path, "tiny-transformer:width=48")
+    scene, true = text_scene(task, [[0], [1], [2], [3]], noise=1e-4)
+    assert same_sentences(TokenRows().run(scene).inputs, true) == 1
+
+
+def test_batches_are_read_off_rows_too(tmp_path: Path) -> None:
+    scene, true = text_scene(text_task(tmp_path, "tiny-transformer:width=64"), [[0, 1, 2]])
+    assert same_sentences(TokenRows().run(scene).inputs, true) == 1
+
+
+def test_frozen_embeddings_have_no_rows_to_read(tmp_path: Path) -> None:
+    scene, _ = text_scene(text_task(tmp_path, FROZEN), [[0]])
+    with pytest.raises(FedveilError, match="frozen"):
+        TokenRows().check(scene)
+    TokenSpan().check(scene)
+
+
+def test_noise_alone_gives_nothing(tmp_path: Path) -> None:
+    scene, true = text_scene(text_task(tmp_path, FROZEN), [[0]])
+    drawn = scene.updates.message.map(lambda tensor: torch.randn(tensor.shape, generator=torch.Generator()))
+    found = TokenSpan().run(replace(scene, updates=replace(scene.updates, message=drawn)))
+    assert same_sentences(found.inputs, true) == 0
+
+
+def test_several_local_steps_are_refused(tmp_path: Path) -> None:
+    scene, _ = text_scene(text_task(tmp_path), [[0, 1]])
+    several = replace(scene.updates, kind="delta", lr=(0.1, 0.1), batch_sizes=(1, 1))
+    for attack in (TokenSpan(), TokenRows()):
+        with pytest.raises(FedveilError, match="several local steps"):
+            attack.check(replace(scene, updates=several))
+
+
+def test_a_wrong_sentence_does_not_fit(tmp_path: Path) -> None:
+    scene, true = text_scene(text_task(tmp_path, FROZEN), [[0]])
+    fit = SentenceFit.of(TextLayers(scene.public, scene.updates.before), scene.updates.message.row(0))
+    wrong = true[0].clone()
+    wrong[0, [1, 2]] = wrong[0, [2, 1]]
+    assert float(fit.misfit(true[0], exact=True)) < 1e-9
+    assert float(fit.misfit(wrong, exact=True)) > 1e-4
