@@ -62,7 +62,10 @@ class Workshop:
         made = partial(prepare, backend=experiment.backend, device=experiment.device, workers=pool)
         plain = made(plan, engine=None if beside is None else beside.plain.engine)
         defended = made(plan.under(experiment.chain), engine=plain.engine) if experiment.defense else plain
-        equipped, judges = kind.equipped(task, experiment.audit.tools)
+        if beside is not None and beside.experiment.audit.tools == experiment.audit.tools:
+            equipped, judges = beside.modality, beside.judges
+        else:
+            equipped, judges = kind.equipped(task, experiment.audit.tools)
         case = Case(
             name=f"{task.name}, {task.model_name}",
             public=Public(task.model, task.loss, equipped.layout(task.shape), task.classes, task.target),
