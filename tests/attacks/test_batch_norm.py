@@ -132,7 +132,8 @@ def test_compiled_too(caplog):
     problem = trained()
     found, expected = (run(KNOWING, problem, backend) for backend in ("compiled", "stacked"))
     torch.testing.assert_close(found.inputs, expected.inputs, rtol=1e-2, atol=1e-2)
-    assert not [record for record in caplog.records if record.name == "fedveil"]
+    told = [record for record in caplog.records if record.name == "fedveil"]
+    assert [getattr(record, "kind", None) for record in told] in ([], ["note"])  # that it compiles, and no warning
 
 
 def test_a_model_without_statistics_is_refused_in_one_line():

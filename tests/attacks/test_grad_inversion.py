@@ -208,7 +208,8 @@ def test_compiled_equals_stacked_also_where_the_last_chunk_is_filled(caplog):
         matcher.match(problem, recipe, Workbench(backend=name, chunk=2)) for name in ("compiled", "stacked")
     )
     torch.testing.assert_close(found.inputs, expected.inputs, rtol=1e-2, atol=1e-2)
-    assert not [record for record in caplog.records if record.name == "fedveil"]
+    told = [record for record in caplog.records if record.name == "fedveil"]
+    assert [getattr(record, "kind", None) for record in told] in ([], ["note"])  # that it compiles, and no warning
 
 
 @pytest.mark.parametrize("backend", ["loop", "stacked"])

@@ -261,7 +261,7 @@ def test_the_critical_share_is_one_of_tokens_not_of_padding() -> None:
     "data, model, defense",
     [("sst2:length=9", BERT, "fedem:radius=2,steps=2"), ("wikitext2:length=9", GPT2, "fedcrap:radius=5,steps=2")],
 )
-def test_text_trains_and_its_audit_is_refused(
+def test_text_trains_and_attacks_on_pictures_are_refused(
     fedveil: Any, root: Path, tmp_path: Path, data: str, model: str, defense: str
 ) -> None:
     chosen = ("--data", data, "--model", model, "--data-root", root, "--clients", "2", "--defense", defense)
@@ -270,7 +270,7 @@ def test_text_trains_and_its_audit_is_refused(
     assert "test accuracy" in said.out
     refused(
         fedveil("audit", *chosen, "--attack", "inverting-gradients", "--out", tmp_path / "audit"),
-        "an audit scores images",
+        "inverting-gradients attacks pictures or records, not sentences",
     )
 
 

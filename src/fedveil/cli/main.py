@@ -66,12 +66,20 @@ def main() -> None:
     sys.exit(code)
 
 
+def _check_shown(arguments: Sequence[str]) -> None:
+    """No shell can give such a word, but a program can; not every release of the parser survives it."""
+    for before, word in zip(["argument", *arguments], arguments, strict=False):
+        if "\0" in word:
+            raise FedveilError(f"{word!r} holds characters that cannot be shown: choose another {before}")
+
+
 def run(arguments: Sequence[str]) -> int:
     """Run one command; returns the exit code.
 
     0 for success, 2 for wrong input, 3 for a finding that --fail-if names, 128 + the number of a signal, 1 otherwise.
     """
     try:
+        _check_shown(arguments)
         done = app(list(arguments) or ["--help"], standalone_mode=False, prog_name="fedveil")
         return done if isinstance(done, int) else 0
     except FedveilError as error:
