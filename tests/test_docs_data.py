@@ -23,7 +23,11 @@ from fedveil.tasks.splits import read_split
 from pages import ROOT, assert_links_lead_to_files, assert_runs, blocks
 
 TEXT = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
-NO_FILES = {"breast-cancer": "none", "digits": "none", "csv": "your own file", "image-folder": "your own folder"}
+NO_FILES = {
+    **dict.fromkeys(("breast-cancer", "digits"), "none"),
+    **dict.fromkeys(("csv", "sentences", "text"), "your own file"),
+    "image-folder": "your own folder",
+}
 
 
 def table(head: str) -> list[list[str]]:
