@@ -33,7 +33,7 @@ def test_the_policy_can_be_enforced(
 
     ((path, arguments),) = given
     assert path == Path("policy.toml")
-    assert _parse_args_run_supernode().parse_args(arguments).superlink == "10.0.0.1:8000"
+    assert _parse_args_run_supernode().parse_args(arguments).superlink == "superlink.example:8000"
 
 
 def test_the_table_names_every_field() -> None:

@@ -20,7 +20,7 @@ Aggregation = Literal["mean", "median", "trimmed-mean", "krum"]
 class ServerSettings:
     """What the server does. Rounds count from 1.
 
-    >>> ServerSettings(rounds=3, aggregation="krum", malicious=1).asked_of(10)
+    >>> ServerSettings(rounds=3, aggregation="krum", malicious=1, minimum=5).asked_of(10)
     10
     """
 

@@ -89,8 +89,8 @@ def written(legend: TextLegend, tokens: Sequence[int]) -> list[str]:
 def marks(original: Sequence[int], made: Sequence[int]) -> list[Found]:
     """What became of every token of a reconstruction: right in order, or in the original elsewhere, or wrong.
 
-    >>> marks([1, 2, 3, 4], [1, 9, 3, 2])
-    ['right', 'wrong', 'right', 'elsewhere']
+    >>> marks([1, 2, 3, 4], [1, 9, 3, 4, 2])
+    ['right', 'wrong', 'right', 'right', 'elsewhere']
     """
     aligned = SequenceMatcher(None, original, made, autojunk=False).get_matching_blocks()
     right = {block.b + step for block in aligned for step in range(block.size)}
