@@ -34,7 +34,7 @@ from benchmarks import (
     utility,
     whole_jobs,
 )
-from benchmarks.tables import Table
+from benchmarks.tables import RESULTS, Table
 from fedveil.memory import keep_freed_memory
 
 HERE = Path(__file__).parent
@@ -92,15 +92,14 @@ def growing(measured: list[Table] | Iterable[list[Table]]) -> Iterable[list[Tabl
 
 def keep(name: str, tables: list[Table]) -> None:
     """Put a part's tables in the place of its old ones; the other parts stay as they are."""
-    stored = HERE / "results.json"
     with FileLock(HERE / ".results.lock"):  # two parts may be measured at once
-        results = json.loads(stored.read_text()) if stored.exists() else {}
+        results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
         results[name] = {
             "python": platform.python_version(),
             "torch": torch.__version__,
             "tables": [table.plain() for table in tables],
         }
-        stored.write_text(json.dumps(results, indent=1) + "\n")
+        RESULTS.write_text(json.dumps(results, indent=1) + "\n")
         (HERE / "RESULTS.md").write_text(page(results))
 
 

@@ -1,7 +1,7 @@
 """Every attack that rebuilds pictures, on several data sets, undefended and under two defenses, beside its floors.
 
 Needs the data sets' files under FEDVEIL_DATA; one whose files are missing is left out, and says so. Each attack runs at
-a desk setting, named in its table; presets have the published ones.
+a desk setting, named in its table; presets have the published ones. Goes on from the rows of before.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 import fedveil as fv
-from benchmarks.tables import STORE, Table
+from benchmarks.tables import STORE, Table, measured
 from fedveil.auditing.audit_result import AuditResult
 from fedveil.auditing.result import Row
 from fedveil.errors import FedveilError
@@ -66,7 +66,7 @@ OF_FOUR = ("lti",)  # whose paper has batches of 4
 
 def measure() -> Iterator[list[Table]]:
     torch.set_num_threads(2)
-    tables: dict[tuple[str, str], Table] = {}
+    tables = {table.title: table for table in measured("every-attack")}
     for field in FIELDS:
         try:
             task = fv.task(field.data, model=field.model, limit=field.limit)
@@ -92,8 +92,10 @@ def measure() -> Iterator[list[Table]]:
             + ", ".join(f"`{each}`" for each in field.attacks)
             + ".",
         )
-        table = tables.setdefault((field.data, field.model), fresh)
+        table = tables.setdefault(fresh.title, fresh)
         for defense, batch, attacks in cells(field):
+            if [defense, str(batch)] in [row[:2] for row in table.rows]:
+                continue
             add(table, defense, batch, audited(task, field, (defense, batch, attacks)))
             yield list(tables.values())
 
