@@ -47,7 +47,8 @@ from fedveil.registry import attacks
 from fedveil.study.running import Cell
 
 SCALES = ("paper", "desk", "smoke")
-UTILITY = ("test", "validation", "local")  # metrics of the trained model; "local": clients' models before the upload
+# Metrics of the trained model. "local": clients' models before the upload; "mcc": Matthews' correlation of sentences.
+UTILITY = ("test", "validation", "local", "mcc")
 SECTIONS = ("task", "federation", "audit")
 AUDIT_KEYS = (*SECTIONS, "attack", "suite", "backend", "device")
 # What runs in seconds and needs no data set: the structure of a study stays.

@@ -161,10 +161,25 @@ def next_token_loss(scores: Tensor, targets: Tensor) -> Tensor:
     return functional.cross_entropy(scores[:, :-1].flatten(0, 1), targets[:, 1:].flatten(), ignore_index=IGNORED)
 
 
+def next_token_losses(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """The sum of the cross-entropies of every example's next tokens, and how many there are: (B,) each."""
+    wanted = targets[:, 1:]
+    lost = functional.cross_entropy(scores[:, :-1].transpose(1, 2), wanted, ignore_index=IGNORED, reduction="none")
+    return lost.sum(1), (wanted != IGNORED).sum(1)
+
+
 def next_token_hits(scores: Tensor, targets: Tensor) -> Tensor:
     """Whether each next token of the batch has the highest score, in one row."""
     counted = targets[:, 1:] != IGNORED
     return (scores[:, :-1].argmax(-1) == targets[:, 1:])[counted]
+
+
+def by_frequency(targets: Tensor) -> float:
+    """The perplexity of guessing every next token of targets (N, length) by its frequency among them."""
+    wanted = targets[:, 1:]
+    counts = torch.bincount(wanted[wanted != IGNORED]).double()
+    shares = counts[counts > 0] / counts.sum()
+    return float((-(shares * shares.log()).sum()).exp())
 
 
 def _sentences(data: LoadedText, part: TextPart, vocabulary: Vocabulary, form: TextForm) -> tuple[TokenPart, int]:
