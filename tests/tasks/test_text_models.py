@@ -155,7 +155,9 @@ def test_a_task_of_text(root: Path) -> None:
         ("digits", "bert", "bert takes text"),
         ("sst2:length=600", "bert", "bert takes at most 512 tokens"),
         ("sst2", "bert:width=10,heads=3", "width must be a multiple of heads"),
-        ("sst2", "bert:weights=nowhere", "weights need the tokenizer they were made with"),
+        ("sst2", "bert:weights=no/where/", "there is no folder no/where/"),
+        ("sst2", "bert:weights=nowhere/here", "no model of that name in the cache of Hugging Face"),
+        ("sst2", "huggingface", "name a saved model: huggingface:weights=NAME"),
     ],
 )
 def test_what_does_not_fit_is_refused(root: Path, data: str, model: str, words: str) -> None:
@@ -183,6 +185,8 @@ def test_weights_of_a_folder(root: Path, tmp_path: Path, model: str) -> None:
     loaded = make(root, f"{kind}:weights={tmp_path}", f":length=9,tokenizer={tmp_path}", seed=5)
     assert loaded.model_hash == trained.model_hash
     assert loaded.model.training
+    alone = make(root, f"{kind}:weights={tmp_path}", ":length=9")  # with its own tokenizer
+    assert (alone.model_hash, alone.data_hash) == (loaded.model_hash, loaded.data_hash)
     with pytest.raises(FedveilError, match="weights have their own sizes"):
         make(root, f"{model},weights={tmp_path}", f":length=9,tokenizer={tmp_path}")
     (tmp_path / "model.safetensors").write_bytes(b"damaged")

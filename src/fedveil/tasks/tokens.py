@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from fedveil.errors import FedveilError
+from fedveil.errors import FedveilError, one_line
 from fedveil.tasks.datasets.text import LoadedText, TextPart
 from fedveil.tasks.examples import Examples
 from fedveil.tasks.fingerprint import Fingerprint, fingerprint
@@ -190,7 +190,7 @@ def _sentences(data: LoadedText, part: TextPart, vocabulary: Vocabulary, form: T
     vocabulary.tokenizer.enable_truncation(data.length)
     cut = 0
     for start in range(0, len(part), AT_ONCE):
-        found = vocabulary.tokenizer.encode_batch(list(part.texts[start : start + AT_ONCE]))
+        found = _encoded(data, vocabulary, part.texts[start : start + AT_ONCE], ends=True)
         for index, encoding in enumerate(found, start):
             if not encoding.ids:
                 raise FedveilError(f"{data.name}: the tokenizer finds no tokens in {part.texts[index]!r:.60}")
@@ -206,14 +206,22 @@ def _sentences(data: LoadedText, part: TextPart, vocabulary: Vocabulary, form: T
     return TokenPart(ids, sizes, part.labels, form.width, form), cut
 
 
+def _encoded(data: LoadedText, vocabulary: Vocabulary, texts: Sequence[str], *, ends: bool) -> list[Any]:
+    try:
+        found: list[Any] = vocabulary.tokenizer.encode_batch(list(texts), add_special_tokens=ends)
+    except Exception as error:  # the library raises bare exceptions
+        why = one_line(error, typed=True)
+        raise FedveilError(f"{data.name}: the tokenizer is not one for this text: {why:.100}") from None
+    return found
+
+
 def _pieces(data: LoadedText, part: TextPart, vocabulary: Vocabulary, form: TextForm) -> tuple[TokenPart, int]:
     """Cut the whole text into rows and pad the last. A last row of one token is left out: it has no next token."""
     vocabulary.tokenizer.no_padding()
     vocabulary.tokenizer.no_truncation()
     stream: list[int] = []
     for start in range(0, len(part), AT_ONCE):
-        texts = list(part.texts[start : start + AT_ONCE])
-        for encoding in vocabulary.tokenizer.encode_batch(texts, add_special_tokens=False):
+        for encoding in _encoded(data, vocabulary, part.texts[start : start + AT_ONCE], ends=False):
             stream += encoding.ids
     if len(stream) % data.length == 1:
         stream.pop()
