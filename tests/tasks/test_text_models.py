@@ -17,6 +17,7 @@ from fedveil.clients.choose import why_not_stacked
 from fedveil.clients.engine import Engine
 from fedveil.defenses.ball import top_share
 from fedveil.errors import FedveilError
+from fedveil.federation.settings import FederationSettings
 from fedveil.registry import datasets, defenses, models
 from fedveil.streams import Streams
 from fedveil.tasks.task import client_labels_of, label_table
@@ -242,6 +243,37 @@ def test_fedbarre_leaves_padding_alone_and_starts_at_the_length_it_says(root: Pa
     grown = low._perturbation(batch, batch.params, batch.streams)
     assert not grown[~real].any()
     assert (grown.flatten(2).norm(dim=-1) >= 1 - 1e-5).all()
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "fedem:steps=3,radius=2,min_radius=1,per=token",
+        "fedem:steps=3,radius=2,min_radius=1,per=token,step=relative",
+        "fedcrap:steps=3,radius=2,min_radius=1,share=0.5,per=token",
+        "fedbarre:models=1,low=1,high=2,per=token",
+    ],
+)
+def test_every_token_can_have_a_radius_of_its_own(root: Path, spec: str) -> None:
+    batch = client_batch(make(root, BERT), size=4)
+    defense = defenses.parse(spec)
+    if spec.startswith("fedbarre"):
+        offset = defense._perturbation(batch, batch.params, batch.streams)
+    else:
+        offset = defense.perturb(batch)["offset"]
+    real = batch.inputs["attention_mask"].bool()  # type: ignore[index, call-overload]
+    length = offset.norm(dim=-1)
+    assert (~real).any()
+    assert not length[~real].any()
+    assert (length[real] >= 1 - 1e-5).all()
+    assert (length[real] <= 2 + 1e-5).all()
+    assert (offset.flatten(2).norm(dim=-1) > 2).all()  # the whole sentence moves farther
+
+
+def test_a_radius_for_each_token_is_for_text(root: Path) -> None:
+    task = fv.task("digits", model="mlp", clients=2)
+    with pytest.raises(FedveilError, match="per='token' is for text"):
+        fv.federate(task, "fedem:per=token,steps=1", settings=FederationSettings(rounds=1))
 
 
 def test_the_critical_share_is_one_of_tokens_not_of_padding() -> None:
