@@ -129,10 +129,13 @@ class TextModel(nn.Module):
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, offset: Tensor) -> Tensor:
         """Scores of the classes (B, classes), or of every next token (B, length, entries)."""
-        embeddings = self._table()(input_ids) + offset
-        length = input_ids.shape[1]
+        return self.of_embeddings(self._table()(input_ids) + offset, attention_mask)
+
+    def of_embeddings(self, embeddings: Tensor, attention_mask: Tensor) -> Tensor:
+        """The same for any embeddings (B, length, width), whether they are a token's or not."""
+        length = embeddings.shape[1]
         seen = attention_mask[:, None, None, :].to(embeddings.dtype)
-        more = {"token_type_ids": torch.zeros_like(input_ids)}
+        more = {"token_type_ids": torch.zeros_like(attention_mask, dtype=torch.long)}
         if self.causal:
             seen = seen * torch.ones(length, length, dtype=seen.dtype, device=seen.device).tril()
             more = {}
@@ -140,7 +143,7 @@ class TextModel(nn.Module):
             inputs_embeds=embeddings,
             # In the form that is added to attention scores: with a plain mask, the library would branch on its values.
             attention_mask=(1 - seen) * torch.finfo(seen.dtype).min,
-            position_ids=torch.arange(length, device=input_ids.device)[None],
+            position_ids=torch.arange(length, device=embeddings.device)[None],
             **more,
         )
         scores: Tensor = output.logits
