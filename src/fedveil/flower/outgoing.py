@@ -12,8 +12,9 @@ from torch import Tensor
 
 from fedveil.clients.engine import Tensors
 from fedveil.defenses.chain import Chain, States
+from fedveil.defenses.guarantee import exposure_of
 from fedveil.errors import FedveilError
-from fedveil.flower.memory import Memory, exposure_of
+from fedveil.flower.memory import Memory
 from fedveil.flower.records import (
     PARTITION,
     Parts,

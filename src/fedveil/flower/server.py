@@ -20,13 +20,13 @@ from fedveil.clients.engine import Tensors
 from fedveil.clients.sgd import at_rest, sgd_step
 from fedveil.defenses.base import Defense
 from fedveil.defenses.chain import Chain
+from fedveil.defenses.guarantee import exposure_of
 from fedveil.errors import FedveilError
 from fedveil.federation.capture import Capture
 from fedveil.federation.schedule import sampled_clients
 from fedveil.fields import field_values
 from fedveil.flower.exchange import Exchange
 from fedveil.flower.keeping import Keeper, Progress, RoundLine
-from fedveil.flower.memory import exposure_of
 from fedveil.flower.records import to_record, to_tensors
 from fedveil.flower.roster import Roster, missing
 from fedveil.flower.rules import RUNNING, Rules

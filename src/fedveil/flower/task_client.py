@@ -15,13 +15,14 @@ from flwr.clientapp import ClientApp
 
 from fedveil.clients.engine import Tensors
 from fedveil.defenses.chain import Chain, ClientStates
+from fedveil.defenses.guarantee import exposure_of
 from fedveil.errors import FedveilError
 from fedveil.federation.capture import Truth
 from fedveil.federation.local import Chunk, train_chunk
 from fedveil.federation.plan import Moment, Plan
 from fedveil.federation.prepare import prepare
 from fedveil.federation.steps import Group, Prepared, own_row
-from fedveil.flower.memory import Memory, exposure_of
+from fedveil.flower.memory import Memory
 from fedveil.flower.outgoing import Sender, answered, protected_content
 from fedveil.flower.records import PARTITION, the_arrays, to_record, to_tensors
 from fedveil.flower.roster import introduce

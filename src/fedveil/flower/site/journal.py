@@ -12,9 +12,10 @@ from typing import Any
 
 from torch import Tensor
 
+from fedveil.defenses.guarantee import exposure_of
 from fedveil.errors import FedveilError, one_line
 from fedveil.files import private_folder, write_atomically
-from fedveil.flower.memory import exposure_of, form_of
+from fedveil.flower.memory import form_of
 from fedveil.flower.site.policy import Policy
 from fedveil.ledger.ledger import Ledger, Release
 
