@@ -212,6 +212,13 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
         run({0: client(1.0)}, tmp_path, weighting="size")
 
 
+def test_a_checkpoint_whose_ledger_is_gone_is_not_gone_on_from(tmp_path: Path) -> None:
+    run({0: client(1.0), 1: client(1.0)}, tmp_path, rounds=1)
+    (tmp_path / "ledger.json").unlink()
+    with pytest.raises(FedveilError, match=r"has no ledger\.json beside it"):
+        run({0: client(1.0), 1: client(1.0)}, tmp_path, rounds=2)
+
+
 def test_a_ledger_that_cannot_be_read_stops_the_run(tmp_path: Path) -> None:
     run({0: client(1.0)}, tmp_path)
     (tmp_path / "ledger.json").write_text("{")
