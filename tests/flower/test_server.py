@@ -278,6 +278,15 @@ def test_results_go_to_rounds_jsonl_and_to_a_tracker(tmp_path: Path, monkeypatch
     assert told[0][1]["accuracy"] == 0.5
 
 
+def test_a_tracker_that_fails_does_not_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(number: int, values: dict[str, float]) -> None:
+        raise ConnectionError("no tracker there")
+
+    monkeypatch.setattr("fedveil.flower.server.trackers", lambda names, folder: [fails])
+    outcome, _ = run({0: client(0.5), 1: client(0.5)}, tmp_path, rounds=2)
+    assert len(outcome.history) == 2
+
+
 def test_a_tracker_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedveil.flower.tracking.find_spec", lambda name: None)
     for name in ("tensorboard", "mlflow"):
