@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from fedveil.auditing.audit_result import AuditResult
@@ -11,6 +12,8 @@ from fedveil.leakage.catalog import METRICS
 from fedveil.study.definition import UTILITY, Group, Line, Read, Scaled
 from fedveil.study.seeds import over_seeds, pooled
 from fedveil.study.tables import Table
+
+NUMBER = re.compile(r"-?\d+(\.\d+)?")  # "0.986 ± 0.004" and "0.2419 (-0.0384)" start with the number itself
 
 
 class Value(Document):
@@ -31,10 +34,8 @@ class Value(Document):
     @property
     def printed(self) -> float | None:
         """The published number."""
-        try:
-            return float(self.published)
-        except ValueError:
-            return None
+        found = NUMBER.match(self.published)
+        return None if found is None else float(found[0])
 
 
 class Outcome(Document):
@@ -69,6 +70,8 @@ class Outcome(Document):
                 groups[len(rows)] = group
             for row in self.rows:
                 mine = {each.column: each for each in self.values if (each.group, each.row) == (group, row)}
+                if not mine:
+                    continue
                 rows.append([row, *(_cell(mine[head]) for head in self.heads)])
         scale = f"Scale: {self.scale}." + (
             f" Cut from the published setting: {'; '.join(self.cuts)}." if self.cuts else ""
@@ -128,12 +131,12 @@ def outcome_of(scaled: Scaled, audits: Mapping[str, AuditResult], missing: Mappi
 
 def _value(group: Group, row: Line, column: Read, results: Sequence[Result], printed: str, why: str) -> Value:
     metric = row.metric or column.metric
-    role: Role = (
-        "ceiling" if row.defense_in(group.name) == "none" and column.role in ("naive", "adaptive") else column.role
-    )
-    ours = _read(results, metric, role, column) if results else None
+    asked: Role = row.role or column.role
+    bare = row.defense_in(group.name) == "none" and asked in ("naive", "adaptive")
+    role: Role = "ceiling" if bare else asked
+    ours = _read(results, metric, role, row, column) if results else None
     if results and ours is None and role == "adaptive":  # the defense does not say what an informed attacker would do
-        ours = _read(results, metric, "naive", column)
+        ours = _read(results, metric, "naive", row, column)
     leaks = metric not in UTILITY and not column.at
     made = Value(
         group=group.name,
@@ -148,19 +151,22 @@ def _value(group: Group, row: Line, column: Read, results: Sequence[Result], pri
     if not leaks or not results or role != "naive":
         return made
     others = {
-        "informed": _read(results, metric, "adaptive", column),
-        "perturbed": _read(results, metric, "bound", column),
+        "informed": _read(results, metric, "adaptive", row, column),
+        "perturbed": _read(results, metric, "bound", row, column),
     }
     return made.model_copy(update={name: _scaled(each, column.factor) for name, each in others.items()})
 
 
-def _read(results: Sequence[Result], metric: str, role: Role, column: Read) -> Estimate | None:
-    found = [_utility(each, metric) if metric in UTILITY else _leak(each, metric, role, column) for each in results]
+def _read(results: Sequence[Result], metric: str, role: Role, row: Line, column: Read) -> Estimate | None:
+    found = [
+        _utility(each, metric) if metric in UTILITY else _leak(each, metric, role, row.round, column)
+        for each in results
+    ]
     known = [each for each in found if each is not None]
     if len(known) < len(results):
         return None
     if metric in UTILITY or column.at or metric.startswith("member"):  # not means over examples
-        return pooled([estimate for estimate, _ in known], share=metric in UTILITY)
+        return pooled([estimate for estimate, _ in known], share=metric in ("test", "validation", "local"))
     size = results[0].attacks[0].batch_size if results[0].attacks else 1
     return over_seeds(known, share=METRICS[metric].yes_or_no, per_update=size)
 
@@ -174,6 +180,10 @@ def _utility(result: Result, metric: str) -> tuple[Estimate, list[float]] | None
     if metric == "local":
         local = [values[which] for name, values in cost.beside.items() if which in values]
         return (_exactly(local[0]), []) if local else None
+    if metric == "seconds":
+        return (_exactly(cost.seconds_per_round[which]), []) if which in cost.seconds_per_round else None
+    if metric == "slowdown":
+        return None if cost.slowdown is None else (cost.slowdown_interval or _exactly(cost.slowdown), [])
     known = [each.validation[which] for each in cost.history if which in each.validation]
     return (_exactly(known[-1]), []) if known else None
 
@@ -183,7 +193,7 @@ def _exactly(value: float) -> Estimate:
     return Estimate(mean=value, low=value, high=value, count=1)
 
 
-def _leak(result: Result, metric: str, role: Role, column: Read) -> tuple[Estimate, list[float]] | None:
+def _leak(result: Result, metric: str, role: Role, number: int, column: Read) -> tuple[Estimate, list[float]] | None:
     if column.at:
         runs = [run for run in result.attacks if not column.attack or run.attack == column.attack]
         if metric == "attack_loss":
@@ -197,7 +207,7 @@ def _leak(result: Result, metric: str, role: Role, column: Read) -> tuple[Estima
     rows = [
         row
         for row in result.rows
-        if row.role == role and row.round is None and metric in row.metrics and row.attack != TOGETHER
+        if row.role == role and row.round == (number or None) and metric in row.metrics and row.attack != TOGETHER
     ]
     rows = [row for row in rows if not column.attack or row.attack in (column.attack, "")]
     if not rows:
