@@ -36,7 +36,7 @@ def test_there_is_a_study_of_every_table_and_figure() -> None:
 
 @pytest.mark.parametrize("name", STUDIES)
 def test_every_published_row_is_printed_so_in_the_paper(name: str) -> None:
-    """Its numbers stand beside each other in the text, in this order; or, where a table is turned, those of a column."""
+    """Its numbers stand beside each other in the text, in this order; or those of a column, if it is turned."""
     study = Study.read(STUDIES[name])
     path = PAPERS / study.source
     if not study.source or not path.is_file():

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from fedveil.auditing.audit_result import AuditResult
 from fedveil.auditing.result import TOGETHER, Document, Estimate, Result, Row
 from fedveil.auditing.roles import Role
 from fedveil.leakage.catalog import METRICS
 from fedveil.study.definition import UTILITY, Group, Line, Read, Scaled
+from fedveil.study.pairing import Sample
 from fedveil.study.seeds import over_seeds, pooled
 from fedveil.study.tables import Table
 
@@ -29,6 +31,10 @@ class Value(Document):
     # The same metric for the attacker who knows the defense, and of the perturbed input, where they were measured.
     informed: Estimate | None = None
     perturbed: Estimate | None = None
+    # One value for each example, in our unit, to compare rows pair by pair; None of utilities.
+    sample: Sample | None = None
+    informed_sample: Sample | None = None
+    perturbed_sample: Sample | None = None
     missing: str = ""  # why there is none of ours
 
     @property
@@ -112,9 +118,9 @@ def outcome_of(scaled: Scaled, audits: Mapping[str, AuditResult], missing: Mappi
         assert all(name in cells for name in names)
         printed = study.published.get(group.name, {}).get(row.name, [""] * len(study.columns))
         place = study.columns.index(column)
-        results = [audits[name].result for name in names if name in audits]
+        done = [audits[name] for name in names if name in audits]
         why = next((missing[name] for name in names if name in missing), "")
-        values.append(_value(group, row, column, results, printed[place], why))
+        values.append(_value(group, row, column, done, printed[place], why))
     return Outcome(
         title=study.title,
         paper=study.paper,
@@ -129,7 +135,8 @@ def outcome_of(scaled: Scaled, audits: Mapping[str, AuditResult], missing: Mappi
     )
 
 
-def _value(group: Group, row: Line, column: Read, results: Sequence[Result], printed: str, why: str) -> Value:
+def _value(group: Group, row: Line, column: Read, audits: Sequence[AuditResult], printed: str, why: str) -> Value:
+    results = [audit.result for audit in audits]
     metric = row.metric or column.metric
     asked: Role = row.role or column.role
     bare = row.defense_in(group.name) == "none" and asked in ("naive", "adaptive")
@@ -148,13 +155,21 @@ def _value(group: Group, row: Line, column: Read, results: Sequence[Result], pri
         published=printed,
         missing=why if not results else "" if ours is not None else f"{metric} was not measured ({role})",
     )
-    if not leaks or not results or role != "naive":
+    if not leaks or not results:
         return made
-    others = {
-        "informed": _read(results, metric, "adaptive", row, column),
-        "perturbed": _read(results, metric, "bound", row, column),
-    }
-    return made.model_copy(update={name: _scaled(each, column.factor) for name, each in others.items()})
+    update: dict[str, Any] = {"sample": _sample(audits, metric, role, row, column)}
+    for name, other in (("informed", "adaptive"), ("perturbed", "bound")) if role == "naive" else ():
+        update[name] = _scaled(_read(results, metric, other, row, column), column.factor)  # type: ignore[arg-type]
+        update[f"{name}_sample"] = _sample(audits, metric, other, row, column)  # type: ignore[arg-type]
+    return made.model_copy(update=update)
+
+
+def _sample(audits: Sequence[AuditResult], metric: str, role: Role, row: Line, column: Read) -> Sample | None:
+    found = [_leak(audit.result, metric, role, row.round, column) for audit in audits]
+    values = [values for each in found if each is not None for values in (each[1],)]
+    attacks = audits[0].result.attacks
+    per_update = attacks[0].batch_size if attacks and metric != "linked" else 1
+    return Sample.of(audits, values, per_update) if len(values) == len(audits) else None
 
 
 def _read(results: Sequence[Result], metric: str, role: Role, row: Line, column: Read) -> Estimate | None:
