@@ -13,7 +13,7 @@ from fedveil.federation.observers import Watch
 from fedveil.study.definition import Scaled, Study
 from fedveil.study.outcome import Outcome, outcome_of
 from fedveil.study.planning import Estimates
-from fedveil.study.rooms import IndexedStore, Rooms, result_key
+from fedveil.study.rooms import IndexedStore, kept_result
 from fedveil.study.running import Cell, Grid, audited
 from fedveil.workers import Workers
 
@@ -61,16 +61,11 @@ def plan_study(path: Path, scale: str, store: IndexedStore, command: str = "") -
         cells = list(scaled.cells().values())
     except FedveilError as error:
         raise FedveilError(f"{path}: {error}") from None
-    rooms, missing, estimates, seconds = (
-        Rooms(store, Workers(1)),
-        dict[str, str](),
-        Estimates(store),
-        dict[str, float](),
-    )
-    usable = []
+    missing, estimates, seconds = dict[str, str](), Estimates(store), dict[str, float]()
+    usable = list[Cell]()
     for cell in cells:
         try:
-            seconds[cell.name] = estimates.add(rooms.open(cell.experiment))
+            seconds[cell.name] = estimates.add(cell.experiment)
             usable.append(cell)
         except FedveilError as error:
             missing[cell.name] = str(error)
@@ -93,13 +88,13 @@ def run_study(
 
 def gathered(plan: StudyPlan, store: IndexedStore) -> Outcome:
     """The table from what is there already; nothing is computed."""
-    rooms, audits, missing = Rooms(store, Workers(1)), dict[str, AuditResult](), dict(plan.missing)
+    audits, missing = dict[str, AuditResult](), dict(plan.missing)
     for cell in plan.grid.cells:
-        shop = rooms.open(cell.experiment)
-        if store.holds("result", result_key(shop)):
-            audits[cell.name] = rooms.audit(shop, plan.grid.command)
-        else:
+        found = kept_result(store, cell.experiment)
+        if found is None:
             missing[cell.name] = "not run yet"
+        else:
+            audits[cell.name] = found
     return outcome_of(plan.scaled, audits, missing)
 
 
