@@ -98,7 +98,7 @@ class Tables:
     tokens: str
     places: str
     form: TextForm
-    causal: bool
+    first: int  # the row of the first place
 
     @classmethod
     def of(cls, scene: Scene) -> Tables:
@@ -113,11 +113,12 @@ class Tables:
         places = _place_table(public, scene.updates.before.row(0), form)
         if places is None or places not in there:
             raise FedveilError("no gradient of embeddings of places is shared, by which tokens are put in order")
-        return cls(tokens, places, form, public.model.causal)
+        return cls(tokens, places, form, public.model.first_place)
 
     def read(self, gradient: Mapping[str, Tensor]) -> Rows:
         """The rows of both tables in one gradient."""
-        table, places = gradient[self.tokens].double(), gradient[self.places][: self.form.length].double()
+        table = gradient[self.tokens].double()
+        places = gradient[self.places][self.first : self.first + self.form.length].double()
         squares = table.square().sum(1)
         # Most tokens are not in a batch: the median row is noise.
         noise = float(squares.median()) / table.shape[1]
@@ -193,13 +194,14 @@ def _divided(what: Tensor, into: Tensor, noise: float) -> Tensor:
 
 
 def _place_table(public: Public, weights: Mapping[str, Tensor], form: TextForm) -> str | None:
-    """The parameter with the embedding of every place: the table that is asked with 0, 1, 2, ..."""
+    """The parameter with the embedding of every place: the table that is asked with 0, 1, 2, ... from the first on."""
     assert isinstance(public.model, TextModel)
     length = min(3, form.length)
+    wanted = public.model.first_place + torch.arange(length)
     asked: list[nn.Module] = []
 
     def note(module: nn.Module, given: tuple[Tensor, ...]) -> None:
-        if given and given[0].shape[-1] == length and bool((given[0] == torch.arange(length)).all()):
+        if given and given[0].shape[-1] == length and bool((given[0] == wanted).all()):
             asked.append(module)
 
     names: dict[nn.Module, str] = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,10 +18,10 @@ from fedveil.federation.history import Utility
 from fedveil.tasks.auroc import auroc_by_example
 from fedveil.tasks.examples import Examples
 from fedveil.tasks.inputs import Inputs, as_arguments, count, map_inputs
-from fedveil.tasks.measures import metric_of
+from fedveil.tasks.measures import MetricName, measure, metric_of
 from fedveil.tasks.regression import predicted, variance
 from fedveil.tasks.task import Task
-from fedveil.tasks.tokens import next_token_hits
+from fedveil.tasks.tokens import next_token_hits, next_token_losses
 
 BATCH = 256
 TOKENS = 1024  # of running text at a time: every one has a score for each entry of the vocabulary
@@ -48,34 +48,41 @@ class Evaluator:
         """On the validation part, the test part and a sample of the training part; `values` says by what."""
         test = self._judged(self._task.test, params, buffers)
         return Utility(
-            metric=metric_of(self._task.target.kind),
-            validation=self._judged(self._task.validation, params, buffers).mean,
-            test=test.mean,
-            train=self._judged(self._training, params, buffers).mean,
+            metric=self._metric,
+            validation=self._of(self._judged(self._task.validation, params, buffers)),
+            test=self._of(test),
+            train=self._of(self._judged(self._training, params, buffers)),
             others=test.others,
         )
 
     def test_value(self, params: Tensors, buffers: Tensors) -> float | None:
         """The same on the test part alone."""
-        return self._judged(self._task.test, params, buffers).mean
+        return self._of(self._judged(self._task.test, params, buffers))
 
     def values(self, examples: Examples | None, params: Tensors, buffers: Tensors) -> Tensor | None:
-        """One value for every example, whose mean is the utility; None where there is nothing to judge by.
+        """One value for every example, whose mean tells the utility; None where there is nothing to judge by.
 
-        Whether its class is the highest score; of running text, for every next token. With several labels, what it
-        adds to the area under the ROC curve; of numbers, the squared error.
+        Whether its class is the highest score. With several labels, what it adds to the area under the ROC curve; of
+        numbers, the squared error; of a piece of running text, the loss of its next tokens (see `Measure.of_mean`).
         """
         return self._judged(examples, params, buffers).values
+
+    @property
+    def _metric(self) -> MetricName:
+        return metric_of(self._task.target.kind)
+
+    def _of(self, judged: _Judged) -> float | None:
+        return None if judged.values is None else measure(self._metric).of_mean(float(judged.values.double().mean()))
 
     def _judged(self, examples: Examples | None, params: Tensors, buffers: Tensors) -> _Judged:
         if examples is None:
             return _Judged()
         pairs = self._scores(examples, params, buffers)
         if examples.next_tokens:
-            return _Judged(torch.cat([next_token_hits(*pair) for pair in pairs]))
+            return _running(pairs)
         if examples.target.kind == "class":
             classes = self._task.classes is not None
-            return _Judged(torch.cat([_hits(*pair) for pair in pairs])) if classes else _Judged()
+            return _classes(pairs, text=examples.text is not None) if classes else _Judged()
         scores, targets = (torch.cat(each) for each in zip(*pairs, strict=True))
         if scores.numel() != targets.numel():
             return _Judged()  # outputs of another form, of which only the loss knows what they mean
@@ -144,9 +151,27 @@ class _Judged:
     values: Tensor | None = None
     others: dict[str, float] = field(default_factory=dict)
 
-    @property
-    def mean(self) -> float | None:
-        return None if self.values is None else float(self.values.double().mean())
+
+def _classes(pairs: Iterable[tuple[Tensor, Tensor]], *, text: bool) -> _Judged:
+    """Classes; those of sentences also by Matthews' correlation, as is usual for them."""
+    found, right = (torch.cat(each) for each in zip(*((scores.argmax(1), true) for scores, true in pairs), strict=True))
+    if not text:
+        return _Judged(found == right)
+    from sklearn.metrics import matthews_corrcoef  # takes a while to import
+
+    return _Judged(found == right, {"MCC": float(matthews_corrcoef(right.numpy(), found.numpy()))})
+
+
+def _running(pairs: Iterable[tuple[Tensor, Tensor]]) -> _Judged:
+    """Running text: of every piece its share of the loss, so that the mean is that of all next tokens."""
+    losses, counts, hits = [], [], []
+    for scores, targets in pairs:
+        lost, counted = next_token_losses(scores, targets)
+        losses.append(lost)
+        counts.append(counted)
+        hits.append(next_token_hits(scores, targets))
+    count = torch.cat(counts).double()
+    return _Judged(torch.cat(losses).double() / count.mean(), {"accuracy": float(torch.cat(hits).double().mean())})
 
 
 def _several(scores: Tensor, targets: Tensor) -> _Judged:
@@ -163,7 +188,3 @@ def _numbers(output: Tensor, targets: Tensor) -> _Judged:
     if spread > 0:
         others["R²"] = 1 - float(off.square().mean()) / spread
     return _Judged(off.square().mean(1), others)
-
-
-def _hits(scores: Tensor, targets: Tensor) -> Tensor:
-    return scores.argmax(1) == targets
