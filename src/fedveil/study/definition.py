@@ -47,8 +47,8 @@ from fedveil.registry import attacks
 from fedveil.study.running import Cell
 
 SCALES = ("paper", "desk", "smoke")
-# Metrics of the trained model ("local": clients' models before the upload; "mcc": Matthews' correlation of sentences), and
-# of the time of a round.
+# Metrics of the trained model ("local": clients' models before the upload; "mcc": Matthews' correlation), and of the
+# time of a round.
 UTILITY = ("test", "validation", "local", "mcc", "seconds", "slowdown")
 SECTIONS = ("task", "federation", "audit")
 AUDIT_KEYS = (*SECTIONS, "attack", "suite", "backend", "device")

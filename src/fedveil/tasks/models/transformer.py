@@ -145,13 +145,17 @@ class TextModel(nn.Module):
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, offset: Tensor) -> Tensor:
         """Scores of the classes (B, classes), or of every next token (B, length, entries)."""
-        embeddings = self._table()(input_ids) + offset
-        length = input_ids.shape[1]
+        return self.of_embeddings(self._table()(input_ids) + offset, attention_mask)
+
+    def of_embeddings(self, embeddings: Tensor, attention_mask: Tensor) -> Tensor:
+        """The same for any embeddings (B, length, width), whether they are a token's or not."""
+        length = embeddings.shape[1]
         seen = attention_mask[:, None, None, :].to(embeddings.dtype)
         if self.causal:
             seen = seen * torch.ones(length, length, dtype=seen.dtype, device=seen.device).tril()
-        places = self.first_place + torch.arange(length, device=input_ids.device)[None]
-        more = {"position_ids": places, "token_type_ids": None if self.causal else torch.zeros_like(input_ids)}
+        places = self.first_place + torch.arange(length, device=embeddings.device)[None]
+        kinds = None if self.causal else torch.zeros_like(attention_mask, dtype=torch.long)
+        more = {"position_ids": places, "token_type_ids": kinds}
         output = self.network(
             inputs_embeds=embeddings,
             # In the form that is added to attention scores: with a plain mask, the library would branch on its values.
