@@ -19,7 +19,7 @@ from typing import Any
 from flwr.app import Context, Error, Message
 from flwr.common.config import get_fused_config_from_fab
 from flwr.common.constant import ErrorCode
-from flwr.supernode.runtime import run_clientapp as flower
+from flwr.supernode.runtime import run_clientapp
 
 from fedveil.errors import FedveilError
 from fedveil.files import write_atomically
@@ -28,6 +28,7 @@ from fedveil.flower.site.gate import Gate
 from fedveil.flower.site.installed import check_built, stay_quiet
 from fedveil.flower.site.policy import Policy
 
+flower: Any = run_clientapp  # it exports none of these names
 NEEDED = {
     "pull_task_input": ("client",),
     "get_load_client_app_fn": ("default_app_ref", "app_path", "multi_app"),

@@ -28,7 +28,10 @@ class Journal:
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
-        private_folder(policy.state)
+        try:
+            private_folder(policy.state)
+        except FedveilError as error:
+            raise FedveilError(f"state: {str(error).partition(';')[0]}") from None
         try:
             policy.log.parent.mkdir(parents=True, exist_ok=True)
             with policy.log.open("a", encoding="utf-8"):
