@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -12,6 +13,7 @@ from fedveil.cli.grid import Counter
 from fedveil.errors import FedveilError
 
 if TYPE_CHECKING:
+    from fedveil.study.figures import Drawing
     from fedveil.study.outcome import Outcome
     from fedveil.study.rooms import IndexedStore
     from fedveil.study.studying import StudyPlan
@@ -107,18 +109,18 @@ def _export(
 ) -> None:
     """Write the table of what is done so far as Markdown, CSV, LaTeX or HTML."""
     from fedveil.files import writable_folder, write_atomically
-    from fedveil.study.studying import gathered
+    from fedveil.study.studying import illustrated
 
     form = out.suffix.removeprefix(".")
     if form not in FORMATS:
         raise FedveilError(f"--out must end with {', '.join(f'.{each}' for each in FORMATS)} (got '{out.name}')")
     kept, plan = _planned(name, scale, store, "")
     writable_folder(out.parent)
-    write_atomically(out, exported(gathered(plan, kept), form).encode())  # type: ignore[arg-type]
+    write_atomically(out, exported(*illustrated(plan, kept), form).encode())  # type: ignore[arg-type]
     print(out)
 
 
-def exported(outcome: Outcome, form: Literal["md", "csv", "tex", "html"]) -> str:
+def exported(outcome: Outcome, drawings: Sequence[Drawing], form: Literal["md", "csv", "tex", "html"]) -> str:
     """The table and what it says in one of the formats."""
     from fedveil.study.summary import summary
     from fedveil.study.tables import as_csv, as_latex, as_markdown
@@ -126,7 +128,7 @@ def exported(outcome: Outcome, form: Literal["md", "csv", "tex", "html"]) -> str
     if form == "html":
         from fedveil.report.study_page import render_study
 
-        return render_study(outcome)
+        return render_study(outcome, drawings)
     if form == "csv":
         return as_csv(outcome.records())
     if form == "tex":

@@ -11,6 +11,7 @@ from fedveil.auditing.audit_result import AuditResult
 from fedveil.errors import FedveilError
 from fedveil.federation.observers import Watch
 from fedveil.study.definition import Scaled, Study
+from fedveil.study.figures import Drawing, figures_of
 from fedveil.study.outcome import Outcome, outcome_of
 from fedveil.study.planning import Estimates
 from fedveil.study.rooms import IndexedStore, kept_result
@@ -88,6 +89,16 @@ def run_study(
 
 def gathered(plan: StudyPlan, store: IndexedStore) -> Outcome:
     """The table from what is there already; nothing is computed."""
+    return _gathered(plan, store)[0]
+
+
+def illustrated(plan: StudyPlan, store: IndexedStore) -> tuple[Outcome, list[Drawing]]:
+    """The same with the figures."""
+    outcome, audits = _gathered(plan, store)
+    return outcome, figures_of(plan.scaled, outcome, audits, store)
+
+
+def _gathered(plan: StudyPlan, store: IndexedStore) -> tuple[Outcome, dict[str, AuditResult]]:
     audits, missing = dict[str, AuditResult](), dict(plan.missing)
     for cell in plan.grid.cells:
         found = kept_result(store, cell.experiment)
@@ -95,7 +106,7 @@ def gathered(plan: StudyPlan, store: IndexedStore) -> Outcome:
             missing[cell.name] = "not run yet"
         else:
             audits[cell.name] = found
-    return outcome_of(plan.scaled, audits, missing)
+    return outcome_of(plan.scaled, audits, missing), audits
 
 
 def study_name(path: Path, scale: str) -> str:
