@@ -45,6 +45,7 @@ from fedveil.fields import problems
 from fedveil.leakage.catalog import METRICS
 from fedveil.registry import attacks
 from fedveil.study.running import Cell
+from fedveil.study.strengths import every_defense, settings_of
 
 SCALES = ("paper", "desk", "smoke")
 # Metrics of the trained model ("local": clients' models before the upload; "mcc": Matthews' correlation), and of the
@@ -151,6 +152,9 @@ class Study(_Part):
     groups: list[Group] = [Group()]
     rows: list[Line]
     columns: list[Read]
+    every: int = Field(default=0, ge=0, le=20)  # a leaderboard: strengths at which every registered defense is a row
+    spelled: dict[str, str] = {}  # of these defenses, where a field other than the strength must be set
+    hours: float = 0.0  # that it may take on two cores; 0: nothing is said
     published: dict[str, dict[str, list[str]]] = {}
     figures: list[Figure] = []
     scale: dict[str, dict[str, Any]] = {}
@@ -212,6 +216,14 @@ class Study(_Part):
         if unknown:
             near = _nearest(unknown[0], (*known, "base", *AUDIT_KEYS))
             raise FedveilError(f"{path}: unknown key '{unknown[0]}': {near}")
+        every, spelled = found.get("every"), found.get("spelled", {})
+        if (
+            isinstance(every, int)
+            and every > 0
+            and isinstance(spelled, dict)
+            and isinstance(found.get("rows", []), list)
+        ):
+            found["rows"] = [*found.get("rows", []), *_every_defense(every, spelled)]
         try:
             return cls(**found, settings=settings)
         except pydantic.ValidationError as error:
@@ -353,6 +365,16 @@ def _with_base(path: Path, depth: int = 0) -> dict[str, Any]:
         both = isinstance(value, Mapping) and isinstance(below.get(key), Mapping)
         below[key] = {**below[key], **value} if both and key != "published" else value
     return below
+
+
+def _every_defense(strengths: int, spelled: Mapping[str, Any]) -> list[dict[str, str]]:
+    """A row for every registered defense at each of its strengths: what is registered later is in it, too."""
+    settings = [
+        (name, each) for name in every_defense() for each in settings_of(str(spelled.get(name, name)), strengths)
+    ]
+    return [
+        {"name": f"{name}, {each.label}" if each.label else name, "defense": str(each.chain)} for name, each in settings
+    ]
 
 
 def _nearest(name: str, known: tuple[str, ...]) -> str:

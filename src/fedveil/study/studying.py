@@ -11,6 +11,8 @@ from fedveil.auditing.audit_result import AuditResult
 from fedveil.errors import FedveilError
 from fedveil.federation.observers import Watch
 from fedveil.study.definition import Scaled, Study
+from fedveil.study.figures import Drawing, figures_of
+from fedveil.study.leaderboard import Board, boards
 from fedveil.study.outcome import Outcome, outcome_of
 from fedveil.study.planning import Estimates
 from fedveil.study.rooms import IndexedStore, kept_result
@@ -88,6 +90,27 @@ def run_study(
 
 def gathered(plan: StudyPlan, store: IndexedStore) -> Outcome:
     """The table from what is there already; nothing is computed."""
+    return _gathered(plan, store)[0]
+
+
+def illustrated(plan: StudyPlan, store: IndexedStore) -> tuple[Outcome, list[Drawing]]:
+    """The same with the figures."""
+    outcome, audits = _gathered(plan, store)
+    return outcome, figures_of(plan.scaled, outcome, audits, store)
+
+
+def ranked(plan: StudyPlan, store: IndexedStore) -> list[Board]:
+    """The boards of a leaderboard, as far as their audits are there."""
+    return boards(plan.scaled, *_kept(plan, store))
+
+
+def _gathered(plan: StudyPlan, store: IndexedStore) -> tuple[Outcome, dict[str, AuditResult]]:
+    audits, missing = _kept(plan, store)
+    return outcome_of(plan.scaled, audits, missing), audits
+
+
+def _kept(plan: StudyPlan, store: IndexedStore) -> tuple[dict[str, AuditResult], dict[str, str]]:
+    """The audits that are there, and why others are not."""
     audits, missing = dict[str, AuditResult](), dict(plan.missing)
     for cell in plan.grid.cells:
         found = kept_result(store, cell.experiment)
@@ -95,7 +118,7 @@ def gathered(plan: StudyPlan, store: IndexedStore) -> Outcome:
             missing[cell.name] = "not run yet"
         else:
             audits[cell.name] = found
-    return outcome_of(plan.scaled, audits, missing)
+    return audits, missing
 
 
 def study_name(path: Path, scale: str) -> str:
