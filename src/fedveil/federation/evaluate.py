@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from fedveil.clients.packages import Package, Wanted, packaged
 from fedveil.federation.history import Utility
 from fedveil.tasks.auroc import auroc_by_example
 from fedveil.tasks.examples import Examples
-from fedveil.tasks.inputs import Inputs, as_arguments, count, map_inputs
+from fedveil.tasks.inputs import Inputs, as_arguments, count, leaves, map_inputs
 from fedveil.tasks.measures import metric_of
 from fedveil.tasks.regression import predicted, variance
 from fedveil.tasks.task import Task
@@ -26,69 +26,133 @@ from fedveil.tasks.tokens import next_token_hits
 BATCH = 256
 TOKENS = 1024  # of running text at a time: every one has a score for each entry of the vocabulary
 TRAINING = 1000  # so many training examples at most, evenly spread, tell how well the model fits them
+READY_BYTES = 2**26  # so much of what is judged again and again stays in memory as the model takes it
 RECALIBRATION = 1024  # so many validation examples at most re-estimate the statistics
+
+Part = Literal["test", "validation", "training"]
+Found = tuple[Tensor, ...]  # of a batch: what it is judged by, or scores and targets
+Elsewhere = Callable[[tuple[Part, ...], Tensors, Tensors], list[list[Found]]]
 
 
 class Evaluator:
     """Runs a copy of the task's model in evaluation mode with any weights.
 
     compiled: whether whole batches go through compiled code, where the model has a form that can be kept.
+    elsewhere: what evaluates in worker processes instead.
     """
 
-    def __init__(self, task: Task, device: torch.device | str = "cpu", *, compiled: bool = False) -> None:
+    def __init__(
+        self,
+        task: Task,
+        device: torch.device | str = "cpu",
+        *,
+        compiled: bool = False,
+        elsewhere: Elsewhere | None = None,
+    ) -> None:
         self._task = task
         self._device = device
         self._compiled = compiled
+        self._elsewhere = elsewhere
         self._packages: dict[int, Package | None] = {}  # by the size of batches
         self._model = copy.deepcopy(task.model).to(device).eval()
         some = min(len(task.train), TRAINING)
-        self._training = task.train.subset(torch.arange(some) * len(task.train) // some)
+        training = task.train.subset(torch.arange(some) * len(task.train) // some)
+        self._parts: dict[Part, Examples | None] = {
+            "test": task.test,
+            "validation": task.validation,
+            "training": training,
+        }
+        self._ready: dict[tuple[Part, int], tuple[Inputs, Tensor]] = {}  # batches that were read, as many as fit
+        self._room = READY_BYTES
 
     def utility(self, params: Tensors, buffers: Tensors) -> Utility:
-        """On the validation part, the test part and a sample of the training part; `values` says by what."""
-        test = self._judged(self._task.test, params, buffers)
+        """On the test part, the validation part and a sample of the training part; see `values`."""
+        test, validation, training = self._judged(("test", "validation", "training"), params, buffers)
         return Utility(
             metric=metric_of(self._task.target.kind),
-            validation=self._judged(self._task.validation, params, buffers).mean,
+            validation=validation.mean,
             test=test.mean,
-            train=self._judged(self._training, params, buffers).mean,
+            train=training.mean,
             others=test.others,
         )
 
     def test_value(self, params: Tensors, buffers: Tensors) -> float | None:
         """The same on the test part alone."""
-        return self._judged(self._task.test, params, buffers).mean
+        return self._judged(("test",), params, buffers)[0].mean
 
-    def values(self, examples: Examples | None, params: Tensors, buffers: Tensors) -> Tensor | None:
-        """One value for every example, whose mean is the utility; None where there is nothing to judge by.
+    def values(self, params: Tensors, buffers: Tensors) -> Tensor | None:
+        """One value for every test example, whose mean is the utility; None where there is nothing to judge by.
 
         Whether its class is the highest score; of running text, for every next token. With several labels, what it
         adds to the area under the ROC curve; of numbers, the squared error.
         """
-        return self._judged(examples, params, buffers).values
+        return self._judged(("test",), params, buffers)[0].values
 
-    def _judged(self, examples: Examples | None, params: Tensors, buffers: Tensors) -> _Judged:
-        if examples is None:
+    def _judged(self, parts: tuple[Part, ...], params: Tensors, buffers: Tensors) -> list[_Judged]:
+        judged = self._elsewhere or self.batches
+        return [
+            self._together(self._parts[part], found)
+            for part, found in zip(parts, judged(parts, params, buffers), strict=True)
+        ]
+
+    def _together(self, examples: Examples | None, found: list[Found]) -> _Judged:
+        """All batches of a part."""
+        if examples is None or not found:
             return _Judged()
-        pairs = self._scores(examples, params, buffers)
-        if examples.next_tokens:
-            return _Judged(torch.cat([next_token_hits(*pair) for pair in pairs]))
-        if examples.target.kind == "class":
-            classes = self._task.classes is not None
-            return _Judged(torch.cat([_hits(*pair) for pair in pairs])) if classes else _Judged()
-        scores, targets = (torch.cat(each) for each in zip(*pairs, strict=True))
+        if examples.next_tokens or examples.target.kind == "class":
+            return _Judged(torch.cat([each for (each,) in found]))
+        scores, targets = (torch.cat(each) for each in zip(*found, strict=True))
         if scores.numel() != targets.numel():
             return _Judged()  # outputs of another form, of which only the loss knows what they mean
         return _several(scores, targets) if examples.multi_label else _numbers(scores, targets)
 
-    def _scores(self, examples: Examples, params: Tensors, buffers: Tensors) -> Iterator[tuple[Tensor, Tensor]]:
-        """The model's scores and the targets, batch by batch: a language model's would not fit into memory at once."""
+    def batches(
+        self, parts: tuple[Part, ...], params: Tensors, buffers: Tensors, first: int = 0, step: int = 1
+    ) -> list[list[Found]]:
+        """What each part is judged by, batch by batch, every `step`-th from the first on.
+
+        Scores are judged at once where that can be: those of a language model would not fit into memory.
+        """
+        return [self._batches(part, params, buffers, first, step) for part in parts]
+
+    def _batches(self, part: Part, params: Tensors, buffers: Tensors, first: int, step: int) -> list[Found]:
+        examples = self._parts[part]
+        if examples is None or (examples.target.kind == "class" and self._task.classes is None):
+            return []
         size = max(1, TOKENS // examples.labels.shape[1]) if examples.next_tokens else BATCH
+        found: list[Found] = []
         with torch.no_grad():
-            for inputs, targets in examples.batches(size):
-                on_device = map_inputs(lambda tensor: tensor.to(self._device), inputs)
-                package = self._package(params, buffers, on_device) if len(targets) == size else None
-                yield (package or self._scored)(params, buffers, on_device).cpu(), targets
+            for start in range(first * size, len(examples), step * size):
+                inputs, targets = self._read(part, range(start, min(start + size, len(examples))))
+                package = self._package(params, buffers, inputs) if len(targets) == size else None
+                scores = (package or self._scored)(params, buffers, inputs).cpu()
+                if examples.next_tokens:
+                    found.append((next_token_hits(scores, targets),))
+                elif examples.target.kind == "class":
+                    found.append((_hits(scores, targets),))
+                else:
+                    found.append((scores, targets))
+        return found
+
+    def _read(self, part: Part, indices: range) -> tuple[Inputs, Tensor]:
+        """A batch on the device: read once, as long as there is room for it."""
+        key, examples = (part, indices.start), self._parts[part]
+        assert examples is not None
+        if key in self._ready:
+            return self._ready[key]
+        inputs, targets = examples.batch(indices)
+        batch = map_inputs(lambda tensor: tensor.to(self._device), inputs), targets
+        taken = sum(tensor.nbytes for tensor in leaves(inputs).values())
+        if taken <= self._room:
+            self._room -= taken
+            self._ready[key] = batch
+        return batch
+
+    def keep_compiled(self, params: Tensors, buffers: Tensors) -> None:
+        """Load the compiled code for whole batches, or make it."""
+        whole = next((part for part, of in self._parts.items() if of is not None and len(of) >= BATCH), None)
+        if whole is not None and self._compiled:
+            self._package(params, buffers, self._read(whole, range(BATCH))[0])
 
     def _scored(self, params: Tensors, buffers: Tensors, inputs: Inputs) -> Any:
         arguments, keywords = as_arguments(inputs)
