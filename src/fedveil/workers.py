@@ -279,7 +279,10 @@ class _Given:
 
 
 class _Told(logging.handlers.QueueHandler):
-    """Sends what a worker logs to the process that waits, which shows it as its own."""
+    """Sends what a worker logs to the process that waits, which shows it as its own.
+
+    A pipe takes a line of the log whole or not at all, so none is cut short where a worker dies.
+    """
 
     def enqueue(self, record: logging.LogRecord) -> None:
         self.queue.put(record)  # type: ignore[attr-defined]
@@ -289,6 +292,9 @@ def _start(given: _Given) -> None:
     if dict(os.environ) != given.environment:  # the server that this process was forked from may be older
         os.environ.clear()
         os.environ.update(given.environment)
+    if "fork" in multiprocessing.get_all_start_methods():
+        # A lock that a library makes here has no name then, which would outlive a process that is killed.
+        multiprocessing.set_start_method("fork", force=True)
     torch.set_num_threads(1)
     keep_freed_memory()
     log.handlers, log.propagate = [_Told(given.lines)], False

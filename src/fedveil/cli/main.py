@@ -137,7 +137,7 @@ def _start_workers_early(given: Given) -> None:
     """What workers are forked from imports torch while this process does. The embedded digits rarely need them."""
     small = given.values.get("task.data", "digits") == "digits"
     if fork_server.cores() > 1 and given.values.get("workers", "auto") != "1" and not small:
-        fork_server.start()
+        fork_server.start(__name__)
 
 
 @app.command("audit")

@@ -62,7 +62,8 @@ class Evaluator:
             "validation": task.validation,
             "training": training,
         }
-        self._ready: dict[tuple[Part, int], tuple[Inputs, Tensor]] = {}  # batches that were read, as many as fit
+        # Batches that were read, as many as fit, and how often they had been written to: a model may do so.
+        self._ready: dict[tuple[Part, int], tuple[tuple[Inputs, Tensor], list[int]]] = {}
         self._room = READY_BYTES
 
     def utility(self, params: Tensors, buffers: Tensors) -> Utility:
@@ -138,15 +139,16 @@ class Evaluator:
         """A batch on the device: read once, as long as there is room for it."""
         key, examples = (part, indices.start), self._parts[part]
         assert examples is not None
-        if key in self._ready:
-            return self._ready[key]
+        batch, written = self._ready.get(key, (None, []))
+        if batch is not None and _written(batch[0]) == written:
+            return batch
         inputs, targets = examples.batch(indices)
-        batch = map_inputs(lambda tensor: tensor.to(self._device), inputs), targets
-        taken = sum(tensor.nbytes for tensor in leaves(inputs).values())
+        fresh = map_inputs(lambda tensor: tensor.to(self._device), inputs), targets
+        taken = 0 if batch else sum(tensor.nbytes for tensor in leaves(inputs).values())
         if taken <= self._room:
             self._room -= taken
-            self._ready[key] = batch
-        return batch
+            self._ready[key] = fresh, _written(fresh[0])
+        return fresh
 
     def keep_compiled(self, params: Tensors, buffers: Tensors) -> None:
         """Load the compiled code for whole batches, or make it."""
@@ -231,3 +233,8 @@ def _numbers(output: Tensor, targets: Tensor) -> _Judged:
 
 def _hits(scores: Tensor, targets: Tensor) -> Tensor:
     return scores.argmax(1) == targets
+
+
+def _written(inputs: Inputs) -> list[int]:
+    """How often each tensor was written to since it was made."""
+    return [tensor._version for tensor in leaves(inputs).values()]
