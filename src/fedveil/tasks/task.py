@@ -7,7 +7,9 @@ import logging
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -237,8 +239,29 @@ def _count_labels(train: Examples, clients: Sequence[Tensor], names: tuple[str, 
     return ClientLabels(labels=list(names), sizes=sizes, counts=counts, several=train.multi_label, partition=partition)
 
 
+# Data sets that were read already, by their source and place, while a caller of `read_once` keeps them.
+_read: ContextVar[dict[Any, Any] | None] = ContextVar("_read", default=None)
+
+
+@contextmanager
+def read_once(kept: dict[Any, Any]) -> Iterator[None]:
+    """Within it, a data set that is in `kept` is not read again, and one that is read is put there."""
+    token = _read.set(kept)
+    try:
+        yield
+    finally:
+        _read.reset(token)
+
+
 def _load(source: DataSet, data_root: Path | str | None) -> LoadedData | LoadedText | LoadedTable:
-    return source.load(None if data_root is None else Path(data_root))
+    kept, root = _read.get(), None if data_root is None else Path(data_root)
+    if kept is None:
+        return source.load(root)
+    name = (datasets.spell(source), root)
+    if name not in kept:
+        kept[name] = source.load(root)
+    found: LoadedData | LoadedText | LoadedTable = kept[name]
+    return found
 
 
 def _divided(data: Loaded, split: Split, seed: int) -> OwnData:
