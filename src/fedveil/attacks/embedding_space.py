@@ -35,7 +35,7 @@ class EmbeddedText(TextModel):
     """A model of text as a function of embeddings (B, places, width); what is given of them is put in their place."""
 
     def __init__(self, model: TextModel, batch_size: int, places: int) -> None:
-        super().__init__(model.network, causal=model.causal)
+        super().__init__(model.network, causal=model.causal, first_place=model.first_place)
         self.register_buffer(THERE, torch.ones(batch_size, places))
         self.register_buffer(GIVEN, torch.zeros(batch_size, places, model.width))
         self.register_buffer(SEARCHED, torch.ones(batch_size, places, 1))

@@ -32,7 +32,7 @@ from fedveil.tasks.inputs import leaves
 from fedveil.tree import Tree
 
 # Raised when a stage comes to other results for the same inputs.
-REVISIONS = {"train": 2, "observe": 1, "fit": 1, "attack": 1, "score": 1, "result": 1}
+REVISIONS = {"train": 3, "observe": 1, "fit": 1, "attack": 1, "score": 1, "result": 1}
 
 
 def content_key(stage: str, **parts: Any) -> str:
