@@ -29,7 +29,7 @@ CLIENTS, OWN = (2, 60) if SMALL else (fedavg.PER_ROUND, fedavg.OWN)
 SIDES = {  # and their rounds: one of a deployment takes as long as a whole run in process
     "fedveil train": 2 if SMALL else fedavg.ROUNDS,
     "fedveil federate --simulate": 2 if SMALL else fedavg.ROUNDS,
-    "fedveil federate --superlink": 2 if SMALL else 3,
+    "fedveil federate --superlink": 2,
 }
 
 
