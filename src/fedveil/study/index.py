@@ -30,6 +30,7 @@ create table if not exists results (
     seconds real not null default 0, note text not null default '', changed real not null,
     primary key (study, cell)
 ) without rowid;
+create table if not exists experiments (settings text primary key, result text not null) without rowid;
 """
 
 
@@ -89,6 +90,20 @@ class Index:
                 return []
             rows = database.execute("select stage, key, seconds from stages where result = ?", (result,))
             return [Asked(*row) for row in rows]
+
+    def name(self, settings: str, result: str) -> None:
+        """Write down which result an experiment has: it can then be found without reading its data."""
+        with self._open() as database:
+            if database is not None:
+                database.execute("insert or replace into experiments values (?, ?)", (settings, result))
+
+    def named(self, settings: str) -> str | None:
+        """The key of the result that an experiment had when it was last opened."""
+        with self._open() as database:
+            if database is None:
+                return None
+            found = database.execute("select result from experiments where settings = ?", (settings,)).fetchone()
+            return None if found is None else str(found[0])
 
     def mark(self, study: str, cell: str, result: str, state: str, *, seconds: float = 0.0, note: str = "") -> None:
         """Write down how far a cell of a study is."""
