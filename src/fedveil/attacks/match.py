@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 Update = Mapping[str, Tensor]
-MatchName = Literal["l2", "relative-l2", "unit-l2", "direction", "cosine", "layer-cosine", "l1-l2"]
+MatchName = Literal["l2", "relative-l2", "unit-l2", "direction", "cosine", "layer-cosine", "l1-l2", "l1-l2-by-layer"]
 # Keeps a zero update from dividing by zero: the square of a norm far below any real one. Not smaller, or the slope
 # of the inverse root at zero would leave float32.
 _TINY = 1e-24
@@ -95,6 +95,13 @@ def l1_l2(update: Update, target: Update, weight: Update, share: float = 0.01) -
     return l2(update, target, weight) + share * absolute
 
 
+def l1_l2_by_layer(update: Update, target: Update, weight: Update, share: float = 0.01) -> Tensor:
+    """The same with a share that falls in a line from the first tensor to the last (TAG on transformers)."""
+    falling = {name: share * (1 - place / len(target)) for place, name in enumerate(target)}
+    absolute = _total(falling[n] * (weight[n] * (update[n] - target[n]).abs()).sum() for n in target)
+    return l2(update, target, weight) + absolute
+
+
 def _total(parts: Iterable[Tensor]) -> Tensor:
     return torch.stack(list(parts)).sum()
 
@@ -124,4 +131,5 @@ MATCHES: dict[MatchName, Match] = {
     "cosine": cosine,
     "layer-cosine": layer_cosine,
     "l1-l2": Match(_as_it_is, l1_l2),
+    "l1-l2-by-layer": Match(_as_it_is, l1_l2_by_layer),
 }

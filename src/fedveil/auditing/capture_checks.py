@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import torch
 from torch import Tensor, nn
@@ -110,9 +111,17 @@ def _check_alike(captures: Sequence[Capture]) -> None:
         for name, one, other in pairs:
             if one != other:
                 raise FedveilError(
-                    f"captures attacked together must agree in {name}: {one!s:.80} and {other!s:.80}; "
+                    f"captures attacked together must agree in {name}: {_words(one):.80} and {_words(other):.80}; "
                     "attack them one by one"
                 )
+
+
+def _words(value: object) -> str:
+    """A long row of equal values, such as batch sizes, is told by their number."""
+    if not isinstance(value, tuple) or len(value) < 5:
+        return str(value)
+    runs = [(each, len(list(same))) for each, same in groupby(value)]
+    return ", ".join(f"{count} × {each}" if count > 1 else str(each) for each, count in runs)
 
 
 def _check_gradient(capture: Capture) -> None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fedveil.clients.choose import evaluation_seconds, gradient_seconds, keep_gradient, make_engine
+from fedveil.clients.choose import evaluation_seconds, gradient_seconds, make_engine
 from fedveil.clients.engine import Backend, Engine
 from fedveil.errors import FedveilError
 from fedveil.federation.evaluate import BATCH as EVALUATED_AT_ONCE
@@ -72,7 +72,7 @@ def engine_for(
             task.loss,
             backend=backend,
             clients=-(-_clients_of_a_round(task, settings) // workers),
-            sample=_sample(task, settings, device),
+            sample=sample_of(task, settings, device),
             steps=settings.rounds * _steps(task, settings),
             perturb=task.perturb,
             one_copy=settings.protocol == "fedsgd",
@@ -103,7 +103,7 @@ def run_seconds(task: Task, settings: FederationSettings) -> float:
     From counted arithmetic, never from what was measured before: the same run always makes the same choice.
     """
     gradients = settings.rounds * _steps(task, settings) * _clients_of_a_round(task, settings)
-    training = gradient_seconds(task.model, _sample(task, settings, "cpu"), gradients)
+    training = gradient_seconds(task.model, sample_of(task, settings, "cpu"), gradients)
     return training + _evaluation_seconds(task, settings)
 
 
@@ -120,14 +120,6 @@ def _evaluation_seconds(task: Task, settings: FederationSettings) -> float:
 def compiles_evaluation(task: Task, settings: FederationSettings) -> bool:
     """Whether compiled evaluations, which take two thirds of the time, save what compiling takes in a few runs."""
     return _evaluation_seconds(task, settings) >= EVALUATION_COMPILED_FROM
-
-
-def keep_compiled(prepared: Prepared) -> None:
-    """Make the code that worker processes will load, before they start: each would wait for it."""
-    if prepared.engine.backend == "compiled" and prepared.workers is not None:
-        task, settings = prepared.plan.task, prepared.plan.settings
-        with _one_thread():  # as they have
-            keep_gradient(prepared.engine, _sample(task, settings, prepared.device), settings.protocol == "fedsgd")
 
 
 @contextmanager
@@ -149,7 +141,7 @@ def _clients_of_a_round(task: Task, settings: FederationSettings) -> int:
     return len(sampled_clients(0, len(task.clients), settings.sampling_rate, 1))
 
 
-def _sample(task: Task, settings: FederationSettings, device: str | torch.device) -> tuple[Inputs, Tensor]:
+def sample_of(task: Task, settings: FederationSettings, device: str | torch.device) -> tuple[Inputs, Tensor]:
     """A client's batch."""
     inputs, targets = task.train.batch(task.clients[0][: settings.batch_size])
     return map_inputs(lambda tensor: tensor.to(device), inputs), targets.to(device)

@@ -48,8 +48,9 @@ from fedveil.study.running import Cell
 from fedveil.study.strengths import every_defense, settings_of
 
 SCALES = ("paper", "desk", "smoke")
-# Metrics of the trained model ("local": clients' models before the upload), and of the time of a round.
-UTILITY = ("test", "validation", "local", "seconds", "slowdown")
+# Metrics of the trained model ("local": clients' models before the upload; "mcc": Matthews' correlation), and of the
+# time of a round.
+UTILITY = ("test", "validation", "local", "mcc", "seconds", "slowdown")
 SECTIONS = ("task", "federation", "audit")
 AUDIT_KEYS = (*SECTIONS, "attack", "suite", "backend", "device")
 # What runs in seconds and needs no data set: the structure of a study stays.

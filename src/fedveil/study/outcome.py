@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedveil.auditing.audit_result import AuditResult
-from fedveil.auditing.result import TOGETHER, Document, Estimate, Result, Row
+from fedveil.auditing.result import TOGETHER, Document, Estimate, Result, Row, Which
 from fedveil.auditing.roles import Role
 from fedveil.leakage.catalog import METRICS
 from fedveil.study.definition import UTILITY, Group, Line, Read, Scaled
 from fedveil.study.pairing import Sample
 from fedveil.study.seeds import over_seeds, pooled
 from fedveil.study.tables import Table
+from fedveil.tasks.measures import measure
 
 NUMBER = re.compile(r"-?\d+(\.\d+)?")  # "0.986 ± 0.004" and "0.2419 (-0.0384)" start with the number itself
 
@@ -181,17 +182,21 @@ def _read(results: Sequence[Result], metric: str, role: Role, row: Line, column:
     if len(known) < len(results):
         return None
     if metric in UTILITY or column.at or metric.startswith("member"):  # not means over examples
-        return pooled([estimate for estimate, _ in known], share=metric in ("test", "validation", "local"))
+        shares = metric in ("test", "validation", "local") and measure(results[0].cost.metric).share
+        return pooled([estimate for estimate, _ in known], share=shares)
     size = results[0].attacks[0].batch_size if results[0].attacks else 1
     return over_seeds(known, share=METRICS[metric].yes_or_no, per_update=size)
 
 
 def _utility(result: Result, metric: str) -> tuple[Estimate, list[float]] | None:
     cost = result.cost
-    which = "defended" if cost.defended is not None else "undefended"
+    which: Which = "defended" if cost.defended is not None else "undefended"
     if metric == "test":
         estimate = cost.defended if cost.defended is not None else cost.undefended
         return None if estimate is None else (estimate, [])
+    if metric == "mcc":
+        found = cost.others.get("MCC", {})
+        return (_exactly(found[which]), []) if which in found else None
     if metric == "local":
         local = [values[which] for name, values in cost.beside.items() if which in values]
         return (_exactly(local[0]), []) if local else None

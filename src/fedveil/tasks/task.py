@@ -32,6 +32,7 @@ from fedveil.tasks.definition import (
 )
 from fedveil.tasks.examples import Examples
 from fedveil.tasks.from_files import CLIENTS, FileData, FileModel, read_file_data
+from fedveil.tasks.hub import saved_folder
 from fedveil.tasks.models.base import ModelSpec
 from fedveil.tasks.models.transformer import TextModel, Transformer
 from fedveil.tasks.own_data import OwnData
@@ -176,7 +177,8 @@ def _text(data: LoadedText, spec: Model | nn.Module, seed: int) -> tuple[TextMod
         raise FedveilError(
             f"{data.name} is text, which {given} does not take: use {'bert' if data.classes else 'gpt2'}"
         )
-    vocabulary = vocabulary_of(data, spec.pieces, spec.entries)
+    saved = None if spec.weights is None else saved_folder(spec.weights)
+    vocabulary = vocabulary_of(data, spec.pieces, spec.entries, saved)
     with _seeded(seed):
         module = spec.build_text(data.name, vocabulary, data.length, data.classes)
     return module, tokenized(data, vocabulary, module.width)
