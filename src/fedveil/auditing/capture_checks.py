@@ -59,8 +59,6 @@ class Attackable:
 
 def check_captures(captures: Sequence[Capture], setting: CaptureSetting) -> Attackable:
     """Refuse what cannot be attacked together or does not fit the model, before any long work."""
-    if not captures:
-        raise FedveilError("there is no captured update to attack")
     _check_alike(captures)
     first = captures[0]
     _check_loss(first, setting)
@@ -69,17 +67,28 @@ def check_captures(captures: Sequence[Capture], setting: CaptureSetting) -> Atta
     if len(shape) != 3:
         raise FedveilError(f"an attack reconstructs images of shape (channels, height, width), not inputs of {shape}")
     _check_memory(captures, shape)
-    for capture in captures:
-        capture.check(model)
-        _check_gradient(capture)
+    check_updates(captures, model)
     normalization = pixel_map(first, setting)
     if normalization.channels != shape[0]:
         raise FedveilError(f"the normalization is of {normalization.channels} channels, an input's shape is {shape}")
+    chain, stated = stated_chain(first, setting)
+    return Attackable(model, name, shape, _classes(model, shape, first, setting), normalization, chain, stated)
+
+
+def check_updates(captures: Sequence[Capture], model: nn.Module) -> None:
+    """Refuse captures that do not agree, or do not fit the model."""
+    _check_alike(captures)
+    for capture in captures:
+        capture.check(model)
+        _check_gradient(capture)
+
+
+def stated_chain(first: Capture, setting: CaptureSetting) -> tuple[Chain, bool]:
+    """The defense that is stated, and whether anybody states one."""
     told = first.public.defense
     chain = setting.defense if setting.defense is not None else Chain.of(told)
     chain.check_message(first.kind)
-    stated = setting.defense is not None or told is not None
-    return Attackable(model, name, shape, _classes(model, shape, first, setting), normalization, chain, stated)
+    return chain, setting.defense is not None or told is not None
 
 
 # ---- the updates ---------------------------------------------------------------------------------------------
@@ -103,6 +112,8 @@ def _epoch(capture: Capture) -> tuple[int, ...]:
 
 
 def _check_alike(captures: Sequence[Capture]) -> None:
+    if not captures:
+        raise FedveilError("there is no captured update to attack")
     first, facts = captures[0], captures[0].public
     for capture in captures[1:]:
         told = capture.public
