@@ -28,8 +28,7 @@ class LAMP(TextMatching):
     `language` is "n-gram" or "small" (a small causal transformer), both trained on auxiliary sentences, "none", or the
     folder or name of any causal model of the library transformers.
 
-    Our reading: fewer steps and moves than published, which come about as far on short sentences;
-    `published` has those.
+    Our reading: fewer steps and moves than published, for short sentences; `published` has those of the paper.
     """
 
     paper = (

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedveil.attacks.embedding_space import in_embeddings
 from fedveil.attacks.embeddings import EmbeddingNorm, Embeddings
+from fedveil.attacks.finding import Reconstruction
 from fedveil.attacks.lab import Lab
 from fedveil.attacks.language import NONE, TRAINED_HERE, language_of, learned
 from fedveil.attacks.match import MatchName
@@ -108,6 +109,12 @@ class TextMatching(GradientMatching):
         if model.causal:
             raise FedveilError(f"{self.name} needs classes, and running text has none: use token-span")
         super().check(scene)
+
+    def run(self, scene: Scene, fitted: Any = None) -> Reconstruction:
+        """Match the update of every victim, given what there is to know of its sentences."""
+        if self.lengths == "known" and scene.lengths is None:
+            raise FedveilError(f"{self.name}: the lengths of the sentences are not known here: use lengths=read")
+        return super().run(scene, fitted)
 
     def problem_of(self, scene: Scene, fitted: Mapping[str, Tensor] | None = None) -> Problem:
         """In the space of embeddings."""
