@@ -14,7 +14,19 @@ PACKAGE = ROOT / "src" / "fedveil"
 # Each room may import from itself and from those to its left.
 ORDER = (
     *("version", "errors", "fields", "files", "toml", "ownership", "signals", "tensors", "progress", "registry"),
-    *("memory", "tree", "intake", "streams", "workers", "tasks", "tensorfile", "clients", "defenses", "ledger"),
+    *(
+        "memory",
+        "tree",
+        "intake",
+        "streams",
+        "fork_server",
+        "workers",
+        "tasks",
+        "tensorfile",
+        "clients",
+        "defenses",
+        "ledger",
+    ),
     *("federation", "guard", "attacks", "leakage", "auditing", "study", "report", "vetting", "loops", "nvflare"),
     *("flower", "cli", "__main__"),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import pickle
 import signal
@@ -11,11 +12,13 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from fedveil import fork_server
 from fedveil.errors import FedveilError
 from fedveil.signals import STOPPING
 from fedveil.tree import Tree
@@ -110,14 +113,12 @@ def test_nothing_is_left_behind() -> None:
 
 
 KILLED = """
-import os, sys, time
-from pathlib import Path
-import torch
+import os, time
 from fedveil.workers import Workers, lodged_value
 
 def job(place):
     assert len(lodged_value(place)) == 1000
-    print(os.getpid(), flush=True)
+    print(os.getpid(), os.getppid(), flush=True)
     time.sleep(3600)
 
 if __name__ == "__main__":
@@ -133,11 +134,12 @@ def test_of_a_killed_process_neither_workers_nor_data_stay(tmp_path: Path, numbe
     given = {**os.environ, "TMPDIR": str(tmp_path / "temporary")}
     with subprocess.Popen([sys.executable, "script.py"], cwd=tmp_path, stdout=subprocess.PIPE, env=given) as parent:
         assert parent.stdout is not None
-        worker = int(parent.stdout.readline())
+        worker, server = map(int, parent.stdout.readline().split())
+        assert server != parent.pid or not fork_server._has_server()
         assert files_with(b"the data of a client", tmp_path / "temporary", Path("/dev/shm")) == []  # also meanwhile
         parent.send_signal(number)
         parent.wait()
-        wait_for(lambda: gone(worker))
+        wait_for(lambda: gone(worker) and gone(server))
     assert files_with(b"", tmp_path / "temporary") == []
     assert files_with(b"the data of a client", Path("/dev/shm")) == []
 
@@ -163,6 +165,100 @@ def test_a_pool_that_has_started_takes_more_values_and_starts_anew_after_its_end
 
 def sum_of(place: Lodged) -> int:
     return int(lodged_value(place).sum())
+
+
+def test_of_a_server_that_is_still_importing_nothing_stays() -> None:
+    script = (
+        "from fedveil.fork_server import start; start(); from multiprocessing.forkserver import _forkserver as own; "
+    )
+    for end in ("import os; os._exit(0)", "from fedveil.fork_server import stop; stop()"):
+        command = [sys.executable, "-c", f"{script} print(own._forkserver_pid, flush=True); {end}"]
+        server = int(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
+        wait_for(lambda server=server: gone(server))  # type: ignore[misc]
+
+
+def test_the_server_runs_one_thread_and_workers_find_torch_imported(pool: Workers) -> None:
+    ((server, threads, imported),) = pool.map(origin, [0])
+    assert imported
+    if Path(f"/proc/{server}/task").exists():
+        assert threads == 1
+
+
+def origin(job: int) -> tuple[int, int, bool]:
+    server = os.getppid()
+    tasks = Path(f"/proc/{server}/task")
+    return (
+        server,
+        len(list(tasks.iterdir())) if tasks.exists() else 0,
+        "fedveil.federation.chunk_workers" in sys.modules,
+    )
+
+
+def test_after_the_end_of_the_server_a_new_pool_works() -> None:
+    for _ in range(2):
+        with Workers(1) as workers:
+            assert [job for job, _, _ in workers.map(slow_first, [1])] == [1]
+        fork_server.stop()
+
+
+def test_where_there_is_no_server_workers_are_spawned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fork_server, "_has_server", lambda: False)
+    fork_server.start()
+    with Workers(1) as workers:
+        ((parent, threads, _),) = workers.map(spawned_by, [0])
+    assert (parent, threads) == (os.getpid(), 1)
+
+
+def spawned_by(job: int) -> tuple[int, int, int]:
+    return os.getppid(), torch.get_num_threads(), job
+
+
+def test_workers_have_the_environment_of_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the server is older than it."""
+    monkeypatch.setenv("FEDVEIL_TRIED", "first")
+    for value in ("first", "second", None):
+        monkeypatch.setenv("FEDVEIL_TRIED", str(value))
+        if value is None:
+            monkeypatch.delenv("FEDVEIL_TRIED")
+        with Workers(1) as workers:
+            assert list(workers.map(os.getenv, ["FEDVEIL_TRIED"])) == [value]
+
+
+def test_what_workers_log_is_shown_here(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "fedveil"), Workers(1) as workers:
+        list(workers.map(logging_job, ["one", "two"]))
+    told = [(record.getMessage(), getattr(record, "kind", None)) for record in caplog.records]
+    assert told == [("job one", None), ("note on one", "note"), ("job two", None), ("note on two", "note")]
+
+
+def logging_job(job: str) -> None:
+    log = logging.getLogger("fedveil")
+    log.info("job %s", job)
+    log.warning("note on %s", job, extra={"kind": "note"})
+    log.debug("not asked for")
+
+
+UNGUARDED = """
+from fedveil import fork_server
+from fedveil.errors import FedveilError
+from fedveil.workers import Workers
+
+try:
+    with Workers(1) as workers:
+        print(list(workers.map(abs, [-1])))
+except FedveilError as error:
+    print("refused:", error)
+"""
+
+
+def test_a_script_without_a_main_part_is_told_and_one_without_a_file_works(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(UNGUARDED)
+    given: dict[str, Any] = {"cwd": tmp_path, "capture_output": True, "text": True, "check": True}
+    of_file = subprocess.run([sys.executable, "script.py"], **given)
+    assert "refused: a worker process ended before" in of_file.stdout
+    assert "if __name__" in of_file.stdout
+    typed = subprocess.run([sys.executable, "-c", UNGUARDED], **given)  # as in a notebook
+    assert typed.stdout == "[1]\n"
 
 
 @pytest.mark.parametrize("number", STOPPING)

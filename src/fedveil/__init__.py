@@ -45,8 +45,8 @@ def __getattr__(name: str) -> Any:
 
 def _hint(name: str) -> str:
     """Where the class of a method is, or what settings are called."""
-    if name.startswith("_"):
-        return ""
+    if not name[:1].isupper():
+        return ""  # no class: `from fedveil import workers` asks here first, and all sources would be read
     homes = [f"{room}.{name}" for room in ("defenses", "attacks") if name in dir(__getattr__(room))]
     homes += [settings for settings in (f"{name}Settings",) if settings in _HOMES]
     return f": it is fedveil.{homes[0]}" if homes else ""

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fedveil import fork_server
 from fedveil.cli import canary as canary_command
 from fedveil.cli import compare as compare_command
 from fedveil.cli import data as data_command
@@ -63,6 +64,7 @@ def main() -> None:
         code = run(sys.argv[1:])
     except (KeyboardInterrupt, Signaled) as error:  # before the command started, or after its end
         code = exit_code(error)
+    fork_server.stop()
     sys.exit(code)
 
 
@@ -131,10 +133,18 @@ def _root(
     pass  # the options act by themselves
 
 
+def _start_workers_early(given: Given) -> None:
+    """What workers are forked from imports torch while this process does. The embedded digits rarely need them."""
+    small = given.values.get("task.data", "digits") == "digits"
+    if fork_server.cores() > 1 and given.values.get("workers", "auto") != "1" and not small:
+        fork_server.start(__name__)
+
+
 @app.command("audit")
 @with_settings("audit")
 def _audit(given: Given) -> int:
     """Train under a defense and without, attack what clients share, and report what leaked and what it cost."""
+    _start_workers_early(given)
     from fedveil.cli.runs import run_audit
 
     return run_audit(given)
@@ -144,6 +154,7 @@ def _audit(given: Given) -> int:
 @with_settings("train")
 def _train(given: Given) -> None:
     """Train over all clients under a defense; keep checkpoints and, if wanted, captured updates."""
+    _start_workers_early(given)
     from fedveil.cli.runs import run_train
 
     run_train(given)

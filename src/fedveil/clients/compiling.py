@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 import types
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from shutil import which
 from typing import Any
@@ -76,12 +77,17 @@ def _worth_checking(guards: Sequence[Any]) -> list[bool]:
 
 @contextlib.contextmanager
 def without_compiler_log() -> Iterator[None]:
-    """A graph that the compiler cannot handle is reported in one line; its own log would run to thousands."""
+    """A graph that the compiler cannot handle is reported in one line; its own log would run to thousands.
+
+    Nor are its warnings shown that torch uses what torch will not have for ever.
+    """
     noisy = logging.getLogger("torch._inductor")
     level = noisy.level
     noisy.setLevel(logging.CRITICAL + 1)
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            yield
     finally:
         noisy.setLevel(level)
 

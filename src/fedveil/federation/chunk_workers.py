@@ -60,11 +60,16 @@ class _Ticking(Observer):
 _engines: dict[tuple[Lodged, ResolvedBackend, int], Engine] = {}
 
 
-def _work(job: Job) -> Trained:
-    task: Task = lodged_value(job.task)
-    key = (job.task, job.backend, job.size)
+def engine_of(lodged: Lodged, backend: ResolvedBackend, size: int) -> Engine:
+    """A worker's own engine for a task."""
+    key = (lodged, backend, size)
     if key not in _engines:
-        model = task.model.train()
-        _engines[key] = Engine(model, task.loss, backend=job.backend, chunk=job.size, perturb=task.perturb)
-    plan = Plan(task, job.chain, job.settings, job.seed)
-    return train_chunk(Prepared(plan, _engines[key], observers=(_Ticking(),)), job.chunk)
+        task: Task = lodged_value(lodged)
+        _engines[key] = Engine(task.model.train(), task.loss, backend=backend, chunk=size, perturb=task.perturb)
+    return _engines[key]
+
+
+def _work(job: Job) -> Trained:
+    plan = Plan(lodged_value(job.task), job.chain, job.settings, job.seed)
+    engine = engine_of(job.task, job.backend, job.size)
+    return train_chunk(Prepared(plan, engine, observers=(_Ticking(),)), job.chunk)

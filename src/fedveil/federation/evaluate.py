@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,78 +17,151 @@ from fedveil.clients.packages import Package, Wanted, packaged
 from fedveil.federation.history import Utility
 from fedveil.tasks.auroc import auroc_by_example
 from fedveil.tasks.examples import Examples
-from fedveil.tasks.inputs import Inputs, as_arguments, count, map_inputs
-from fedveil.tasks.measures import metric_of
+from fedveil.tasks.inputs import Inputs, as_arguments, count, leaves, map_inputs
+from fedveil.tasks.measures import MetricName, measure, metric_of
 from fedveil.tasks.regression import predicted, variance
 from fedveil.tasks.task import Task
-from fedveil.tasks.tokens import next_token_hits
+from fedveil.tasks.tokens import next_token_hits, next_token_losses
 
 BATCH = 256
 TOKENS = 1024  # of running text at a time: every one has a score for each entry of the vocabulary
 TRAINING = 1000  # so many training examples at most, evenly spread, tell how well the model fits them
+READY_BYTES = 2**26  # so much of what is judged again and again stays in memory as the model takes it
 RECALIBRATION = 1024  # so many validation examples at most re-estimate the statistics
+
+Part = Literal["test", "validation", "training"]
+Found = tuple[Tensor, ...]  # of a batch: what it is judged by, or scores and targets
+Elsewhere = Callable[[tuple[Part, ...], Tensors, Tensors], list[list[Found]]]
 
 
 class Evaluator:
     """Runs a copy of the task's model in evaluation mode with any weights.
 
     compiled: whether whole batches go through compiled code, where the model has a form that can be kept.
+    elsewhere: what evaluates in worker processes instead.
     """
 
-    def __init__(self, task: Task, device: torch.device | str = "cpu", *, compiled: bool = False) -> None:
+    def __init__(
+        self,
+        task: Task,
+        device: torch.device | str = "cpu",
+        *,
+        compiled: bool = False,
+        elsewhere: Elsewhere | None = None,
+    ) -> None:
         self._task = task
         self._device = device
         self._compiled = compiled
+        self._elsewhere = elsewhere
         self._packages: dict[int, Package | None] = {}  # by the size of batches
         self._model = copy.deepcopy(task.model).to(device).eval()
         some = min(len(task.train), TRAINING)
-        self._training = task.train.subset(torch.arange(some) * len(task.train) // some)
+        training = task.train.subset(torch.arange(some) * len(task.train) // some)
+        self._parts: dict[Part, Examples | None] = {
+            "test": task.test,
+            "validation": task.validation,
+            "training": training,
+        }
+        # Batches that were read, as many as fit, and how often they had been written to: a model may do so.
+        self._ready: dict[tuple[Part, int], tuple[tuple[Inputs, Tensor], list[int]]] = {}
+        self._room = READY_BYTES
 
     def utility(self, params: Tensors, buffers: Tensors) -> Utility:
-        """On the validation part, the test part and a sample of the training part; `values` says by what."""
-        test = self._judged(self._task.test, params, buffers)
+        """On the test part, the validation part and a sample of the training part; see `values`."""
+        test, validation, training = self._judged(("test", "validation", "training"), params, buffers)
         return Utility(
-            metric=metric_of(self._task.target.kind),
-            validation=self._judged(self._task.validation, params, buffers).mean,
-            test=test.mean,
-            train=self._judged(self._training, params, buffers).mean,
+            metric=self._metric,
+            validation=self._of(validation),
+            test=self._of(test),
+            train=self._of(training),
             others=test.others,
         )
 
     def test_value(self, params: Tensors, buffers: Tensors) -> float | None:
         """The same on the test part alone."""
-        return self._judged(self._task.test, params, buffers).mean
+        return self._of(self._judged(("test",), params, buffers)[0])
 
-    def values(self, examples: Examples | None, params: Tensors, buffers: Tensors) -> Tensor | None:
-        """One value for every example, whose mean is the utility; None where there is nothing to judge by.
+    def values(self, params: Tensors, buffers: Tensors) -> Tensor | None:
+        """One value for every test example, whose mean tells the utility; None where there is nothing to judge by.
 
-        Whether its class is the highest score; of running text, for every next token. With several labels, what it
-        adds to the area under the ROC curve; of numbers, the squared error.
+        Whether its class is the highest score. With several labels, what it adds to the area under the ROC curve; of
+        numbers, the squared error; of a piece of running text, the loss of its next tokens (see `Measure.of_mean`).
         """
-        return self._judged(examples, params, buffers).values
+        return self._judged(("test",), params, buffers)[0].values
 
-    def _judged(self, examples: Examples | None, params: Tensors, buffers: Tensors) -> _Judged:
-        if examples is None:
+    @property
+    def _metric(self) -> MetricName:
+        return metric_of(self._task.target.kind)
+
+    def _of(self, judged: _Judged) -> float | None:
+        return None if judged.values is None else measure(self._metric).of_mean(float(judged.values.double().mean()))
+
+    def _judged(self, parts: tuple[Part, ...], params: Tensors, buffers: Tensors) -> list[_Judged]:
+        found = (self._elsewhere or self.batches)(parts, params, buffers)
+        return [self._together(self._parts[part], own) for part, own in zip(parts, found, strict=True)]
+
+    def _together(self, examples: Examples | None, found: list[Found]) -> _Judged:
+        """All batches of a part."""
+        if examples is None or not found:
             return _Judged()
-        pairs = self._scores(examples, params, buffers)
+        columns = [torch.cat(each) for each in zip(*found, strict=True)]
         if examples.next_tokens:
-            return _Judged(torch.cat([next_token_hits(*pair) for pair in pairs]))
+            return _running(*columns)
         if examples.target.kind == "class":
-            classes = self._task.classes is not None
-            return _Judged(torch.cat([_hits(*pair) for pair in pairs])) if classes else _Judged()
-        scores, targets = (torch.cat(each) for each in zip(*pairs, strict=True))
+            return _classes(*columns, text=examples.text is not None)
+        scores, targets = columns
         if scores.numel() != targets.numel():
             return _Judged()  # outputs of another form, of which only the loss knows what they mean
         return _several(scores, targets) if examples.multi_label else _numbers(scores, targets)
 
-    def _scores(self, examples: Examples, params: Tensors, buffers: Tensors) -> Iterator[tuple[Tensor, Tensor]]:
-        """The model's scores and the targets, batch by batch: a language model's would not fit into memory at once."""
+    def batches(
+        self, parts: tuple[Part, ...], params: Tensors, buffers: Tensors, first: int = 0, step: int = 1
+    ) -> list[list[Found]]:
+        """What each part is judged by, batch by batch, every `step`-th from the first on.
+
+        Scores are judged at once where that can be: those of a language model would not fit into memory.
+        """
+        return [self._batches(part, params, buffers, first, step) for part in parts]
+
+    def _batches(self, part: Part, params: Tensors, buffers: Tensors, first: int, step: int) -> list[Found]:
+        examples = self._parts[part]
+        if examples is None or (examples.target.kind == "class" and self._task.classes is None):
+            return []
         size = max(1, TOKENS // examples.labels.shape[1]) if examples.next_tokens else BATCH
+        found: list[Found] = []
         with torch.no_grad():
-            for inputs, targets in examples.batches(size):
-                on_device = map_inputs(lambda tensor: tensor.to(self._device), inputs)
-                package = self._package(params, buffers, on_device) if len(targets) == size else None
-                yield (package or self._scored)(params, buffers, on_device).cpu(), targets
+            for start in range(first * size, len(examples), step * size):
+                inputs, targets = self._read(part, range(start, min(start + size, len(examples))))
+                package = self._package(params, buffers, inputs) if len(targets) == size else None
+                scores = (package or self._scored)(params, buffers, inputs).cpu()
+                if examples.next_tokens:
+                    found.append((*next_token_losses(scores, targets), next_token_hits(scores, targets)))
+                elif examples.target.kind == "class":
+                    found.append((scores.argmax(1), targets))
+                else:
+                    found.append((scores, targets))
+        return found
+
+    def _read(self, part: Part, indices: range) -> tuple[Inputs, Tensor]:
+        """A batch on the device: read once, as long as there is room for it."""
+        key, examples = (part, indices.start), self._parts[part]
+        assert examples is not None
+        batch, written = self._ready.get(key, (None, []))
+        if batch is not None and _written(batch[0]) == written:
+            return batch
+        inputs, targets = examples.batch(indices)
+        fresh = map_inputs(lambda tensor: tensor.to(self._device), inputs), targets
+        taken = 0 if batch else sum(tensor.nbytes for tensor in leaves(inputs).values())
+        if taken <= self._room:
+            self._room -= taken
+            self._ready[key] = fresh, _written(fresh[0])
+        return fresh
+
+    def keep_compiled(self, params: Tensors, buffers: Tensors) -> None:
+        """Load the compiled code for whole batches, or make it."""
+        whole = next((part for part, of in self._parts.items() if of is not None and len(of) >= BATCH), None)
+        if whole is not None and self._compiled:
+            self._package(params, buffers, self._read(whole, range(BATCH))[0])
 
     def _scored(self, params: Tensors, buffers: Tensors, inputs: Inputs) -> Any:
         arguments, keywords = as_arguments(inputs)
@@ -144,9 +217,19 @@ class _Judged:
     values: Tensor | None = None
     others: dict[str, float] = field(default_factory=dict)
 
-    @property
-    def mean(self) -> float | None:
-        return None if self.values is None else float(self.values.double().mean())
+
+def _classes(found: Tensor, right: Tensor, *, text: bool) -> _Judged:
+    """Classes; those of sentences also by Matthews' correlation, as is usual for them."""
+    if not text:
+        return _Judged(found == right)
+    from sklearn.metrics import matthews_corrcoef  # takes a while to import
+
+    return _Judged(found == right, {"MCC": float(matthews_corrcoef(right.numpy(), found.numpy()))})
+
+
+def _running(losses: Tensor, counts: Tensor, hits: Tensor) -> _Judged:
+    """Running text: of every piece its share of the loss, so that the mean is that of all next tokens."""
+    return _Judged(losses.double() / counts.double().mean(), {"accuracy": float(hits.double().mean())})
 
 
 def _several(scores: Tensor, targets: Tensor) -> _Judged:
@@ -165,5 +248,6 @@ def _numbers(output: Tensor, targets: Tensor) -> _Judged:
     return _Judged(off.square().mean(1), others)
 
 
-def _hits(scores: Tensor, targets: Tensor) -> Tensor:
-    return scores.argmax(1) == targets
+def _written(inputs: Inputs) -> list[int]:
+    """How often each tensor was written to since it was made."""
+    return [tensor._version for tensor in leaves(inputs).values()]

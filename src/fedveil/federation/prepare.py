@@ -10,12 +10,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fedveil.clients.choose import evaluation_seconds, gradient_seconds, keep_gradient, make_engine
+from fedveil.clients.choose import evaluation_seconds, gradient_seconds, make_engine
 from fedveil.clients.engine import Backend, Engine
 from fedveil.errors import FedveilError
 from fedveil.federation.evaluate import BATCH as EVALUATED_AT_ONCE
 from fedveil.federation.plan import Plan
-from fedveil.federation.rehearsal import dry_step
+from fedveil.federation.rehearsal import dry_step, sketched_step
 from fedveil.federation.schedule import sampled_clients
 from fedveil.federation.settings import FederationSettings
 from fedveil.federation.steps import Prepared
@@ -33,12 +33,14 @@ def prepare(
     device: str | torch.device = "cpu",
     workers: Workers | None = None,
     engine: Engine | None = None,
+    sketched: bool = False,
 ) -> Prepared:
     """Check a plan, choose its engine and try one step. `train` and `probe` take the result, as often as needed.
 
     workers: a pool for FedAvg's clients, which must stay open for as long as the result is used.
     engine: that of another plan of the same task, protocol and device, such as one with other defenses. Nothing is
         measured or compiled again then.
+    sketched: for a forecast: one step is tried in little time, which is not to be relied on for more.
     """
     plan.check()
     several = workers is not None and _several(workers, plan, device)
@@ -46,6 +48,8 @@ def prepare(
         count = workers.count if workers is not None and several else 1
         engine = engine_for(plan.task, plan.settings, backend=backend, device=device, workers=count)
     prepared = Prepared(plan, engine, torch.device(device), backend)
+    if sketched:
+        return replace(prepared, passes=sketched_step(prepared))
     dry_step(prepared)
     if workers is None or not several:
         return prepared
@@ -68,7 +72,7 @@ def engine_for(
             task.loss,
             backend=backend,
             clients=-(-_clients_of_a_round(task, settings) // workers),
-            sample=_sample(task, settings, device),
+            sample=sample_of(task, settings, device),
             steps=settings.rounds * _steps(task, settings),
             perturb=task.perturb,
             one_copy=settings.protocol == "fedsgd",
@@ -99,7 +103,7 @@ def run_seconds(task: Task, settings: FederationSettings) -> float:
     From counted arithmetic, never from what was measured before: the same run always makes the same choice.
     """
     gradients = settings.rounds * _steps(task, settings) * _clients_of_a_round(task, settings)
-    training = gradient_seconds(task.model, _sample(task, settings, "cpu"), gradients)
+    training = gradient_seconds(task.model, sample_of(task, settings, "cpu"), gradients)
     return training + _evaluation_seconds(task, settings)
 
 
@@ -116,14 +120,6 @@ def _evaluation_seconds(task: Task, settings: FederationSettings) -> float:
 def compiles_evaluation(task: Task, settings: FederationSettings) -> bool:
     """Whether compiled evaluations, which take two thirds of the time, save what compiling takes in a few runs."""
     return _evaluation_seconds(task, settings) >= EVALUATION_COMPILED_FROM
-
-
-def keep_compiled(prepared: Prepared) -> None:
-    """Make the code that worker processes will load, before they start: each would wait for it."""
-    if prepared.engine.backend == "compiled" and prepared.workers is not None:
-        task, settings = prepared.plan.task, prepared.plan.settings
-        with _one_thread():  # as they have
-            keep_gradient(prepared.engine, _sample(task, settings, prepared.device), settings.protocol == "fedsgd")
 
 
 @contextmanager
@@ -145,7 +141,7 @@ def _clients_of_a_round(task: Task, settings: FederationSettings) -> int:
     return len(sampled_clients(0, len(task.clients), settings.sampling_rate, 1))
 
 
-def _sample(task: Task, settings: FederationSettings, device: str | torch.device) -> tuple[Inputs, Tensor]:
+def sample_of(task: Task, settings: FederationSettings, device: str | torch.device) -> tuple[Inputs, Tensor]:
     """A client's batch."""
     inputs, targets = task.train.batch(task.clients[0][: settings.batch_size])
     return map_inputs(lambda tensor: tensor.to(device), inputs), targets.to(device)

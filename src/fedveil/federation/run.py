@@ -20,7 +20,9 @@ from fedveil.federation.capture import Captured
 from fedveil.federation.checkpoint import Machinery, RunState
 from fedveil.federation.chunk_workers import ready
 from fedveil.federation.client_memory import ClientMemory
+from fedveil.federation.compiled_code import evaluation_is_compiled, keep_compiled
 from fedveil.federation.evaluate import Evaluator
+from fedveil.federation.evaluate_workers import SharedOut
 from fedveil.federation.fedavg import fedavg_round
 from fedveil.federation.fedsgd import fedsgd_round
 from fedveil.federation.history import RoundRecord, Utility
@@ -28,7 +30,7 @@ from fedveil.federation.observers import Observer
 from fedveil.federation.own_models import own_utilities
 from fedveil.federation.perturbation import perturbation
 from fedveil.federation.plan import Plan
-from fedveil.federation.prepare import compiles_evaluation, keep_compiled, prepare
+from fedveil.federation.prepare import prepare
 from fedveil.federation.progress import ProgressBar
 from fedveil.federation.rehearsal import dry_step
 from fedveil.federation.resumable import check_resumable
@@ -130,7 +132,7 @@ def train(
         if kept and state:
             _try_memories(prepared, state.memory.states, kept.checkpoint)
         if prepared.workers is not None:
-            prepared.workers.start(ready)  # while this process compiles and evaluates
+            prepared.workers.start(ready)
         keep_compiled(prepared)
         for observer in prepared.observers:
             stack.callback(observer.on_stop)
@@ -170,8 +172,7 @@ def _try_memories(prepared: Prepared, states: ClientStates, path: Path) -> None:
 def _rounds(prepared: Prepared, kept: RunFolder | None, state: RunState | None) -> Run:
     """All rounds that are left, and the result."""
     plan = prepared.plan
-    compiled = prepared.engine.backend == "compiled" and compiles_evaluation(plan.task, plan.settings)
-    evaluator = Evaluator(plan.task, prepared.device, compiled=compiled)
+    evaluator = _evaluator(prepared)
     captured: list[Captured] = []
     if state is None:
         state = _start(prepared, evaluator)
@@ -187,6 +188,14 @@ def _rounds(prepared: Prepared, kept: RunFolder | None, state: RunState | None) 
         for observer in prepared.observers:
             observer.on_round_end(state.history[-1])
     return _finish(prepared, evaluator, state, captured)
+
+
+def _evaluator(prepared: Prepared) -> Evaluator:
+    """Where worker processes train, they evaluate too."""
+    compiled, elsewhere = evaluation_is_compiled(prepared), None
+    if prepared.workers is not None and prepared.lodged_task is not None:
+        elsewhere = SharedOut(prepared.workers, prepared.lodged_task, compiled)
+    return Evaluator(prepared.plan.task, prepared.device, compiled=compiled, elsewhere=elsewhere)
 
 
 def _start(prepared: Prepared, evaluator: Evaluator) -> RunState:
@@ -248,7 +257,7 @@ def _finish(prepared: Prepared, evaluator: Evaluator, state: RunState, captured:
         history=state.history,
         chosen_round=number,
         utility=state.history[number - 1].utility,
-        values=evaluator.values(prepared.plan.task.test, params, buffers),
+        values=evaluator.values(params, buffers),
         early_stopped=state.stopped,
         backend=prepared.engine.backend,
         captured=captured,
