@@ -18,6 +18,7 @@ from benchmarks import (
     borders,
     calibration,
     costs,
+    deployment,
     every_attack,
     every_defense,
     fedavg,
@@ -62,6 +63,7 @@ PARTS: dict[str, Callable[[], list[Table] | Iterable[list[Table]]]] = {
     "guard": guard.measure,
     "utility": utility.measure,
     "fedavg-as-it-comes": whole_jobs.fedavg_as_it_comes,
+    "deployment": deployment.measure,
     "verdicts": whole_jobs.verdicts,
     "memory": whole_jobs.memory,
 }

@@ -23,7 +23,7 @@ def test_the_policy_can_be_enforced(
     (policy,) = blocks(TEXT, "toml")
     (tmp_path / "policy.toml").write_text(policy)
     lines = [line for block in blocks(TEXT, "console") for line in block.splitlines()]
-    check, supernode = (line for line in lines if line.startswith("fedveil"))
+    check, supernode, wrapper = (line for line in lines if line.startswith("fedveil"))
     assert run(shlex.split(check)[1:]) == 0
     assert "Every update leaves under clip:at=upload+gaussian-noise" in capsys.readouterr().out
     given = []
@@ -31,6 +31,14 @@ def test_the_policy_can_be_enforced(
     assert run(shlex.split(supernode)[1:]) == 0
     from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
 
+    assert run(shlex.split(wrapper)[1:]) == 0
+    (superexec,) = (line for line in lines if "flower-superexec" in line)
+    assert superexec.startswith("PATH=$PWD/bin:$PATH")
+    assert (tmp_path / "bin/flwr-clientapp").stat().st_mode & 0o111
+    from flwr.supercore.cli.flower_superexec import _parse_args as superexec_options
+
+    monkeypatch.setattr("sys.argv", shlex.split(superexec)[1:])
+    assert superexec_options().parse_args().insecure
     ((path, arguments),) = given
     assert path == Path("policy.toml")
     assert _parse_args_run_supernode().parse_args(arguments).superlink == "superlink.example:8000"

@@ -32,3 +32,13 @@ def test_the_audits_can_be_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     for command in blocks(TEXT, "bash"):
         assert checked_audit(command, monkeypatch)
+
+
+def test_the_python_block_comes_to_what_it_says(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    (block,) = blocks(TEXT, "python")
+    exec(compile(block, "text.md", "exec"), {"__name__": "text"})
+    said = blocks(TEXT, "text")
+    assert capsys.readouterr().out.strip() == said[-1].strip()

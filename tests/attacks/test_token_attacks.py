@@ -11,9 +11,10 @@ import torch
 from attacks.texts import running_task, same_sentences, text_scene, text_task
 from fedveil.attacks.sentence_fit import SentenceFit
 from fedveil.attacks.text_layers import TextLayers
-from fedveil.attacks.token_rows import TokenRows
+from fedveil.attacks.token_rows import Tables, TokenRows
 from fedveil.attacks.token_span import TokenSpan
 from fedveil.errors import FedveilError
+from fedveil.tasks.text_form import tokens_of
 
 FROZEN = "tiny-transformer:width=64,embeddings=frozen"
 
@@ -65,6 +66,34 @@ def test_the_rows_of_the_embedding_layer_give_tokens_and_places(tmp_path: Path) 
 def test_rows_are_read_through_noise(tmp_path: Path) -> None:
     task = text_task(tmp_path, "tiny-transformer:width=48")
     scene, true = text_scene(task, [[0], [1], [2], [3]], noise=1e-4)
+    assert same_sentences(TokenRows().run(scene).inputs, true) == 1
+
+
+def test_rows_that_do_not_stand_out_of_the_noise_are_matched_to_places(tmp_path: Path) -> None:
+    """A token's row and its place's row are two views of one gradient: they agree where each alone is lost in noise."""
+    form = text_task(tmp_path).text
+    assert form is not None
+    (first,), (last,) = form.ends
+    sentence, width, draw = [first, 40, 51, 62, 84, 73, last], 384, torch.Generator().manual_seed(0)
+    rows = torch.randn(len(sentence), width, generator=draw, dtype=torch.float64)
+    rows *= 10 / rows.norm(dim=1, keepdim=True)  # |row|² is 100, and that of noise strays by 28 about 384
+    table = torch.randn(form.entries, width, generator=draw, dtype=torch.float64)
+    places = torch.randn(form.length, width, generator=draw, dtype=torch.float64)
+    for place, token in enumerate(sentence):
+        table[token] += rows[place]
+        places[place] += rows[place]
+    tables = Tables("tokens", "places", form, 0)
+    read = tables.read({"tokens": table, "places": places})
+    assert not set(sentence) <= set(read.tokens)
+    assert read.sentence() == tuple(sentence)
+
+
+def test_a_repeated_token_is_found_at_both_places_through_noise(tmp_path: Path) -> None:
+    task = text_task(tmp_path, "tiny-transformer:width=192")
+    rows = [tokens_of(task.train.batch([row])[0])[0] for row in range(len(task.train))]
+    twice = [n for n, row in enumerate(rows) if len(set(row[row >= 0].tolist())) < int((row >= 0).sum())][:3]
+    scene, true = text_scene(task, [[row] for row in twice], noise=1e-4)
+    assert twice
     assert same_sentences(TokenRows().run(scene).inputs, true) == 1
 
 

@@ -468,6 +468,8 @@ def test_local_epochs_that_differ_are_known_as_such() -> None:
 def test_captures_attacked_together_must_agree() -> None:
     with pytest.raises(FedveilError, match="must agree in batch_sizes"):
         check_captures([captured(), captured(batch_sizes=(3,))], CaptureSetting())
+    with pytest.raises(FedveilError, match="in batch_sizes: 19 × 4, 2 and 19 × 4, 3; attack them one by one"):
+        check_captures([local((*[4] * 19, last)) for last in (2, 3)], CaptureSetting())
     with pytest.raises(FedveilError, match=r"must agree in mean: \[0.5\] and \[0.4\]"):
         check_captures([captured(), captured({"mean": [0.4]})], CaptureSetting())
     with pytest.raises(FedveilError, match="there is no captured update"):

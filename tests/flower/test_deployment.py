@@ -142,7 +142,7 @@ def test_a_federation_goes_on_whatever_happens_to_its_nodes_and_its_server(app: 
         )
 
     try:
-        deployment.superlink()
+        superlink = deployment.superlink()
         for key in keys:
             deployment.register(key)
         nodes = [node(number) for number in range(NODES)]
@@ -163,7 +163,13 @@ def test_a_federation_goes_on_whatever_happens_to_its_nodes_and_its_server(app: 
         run.stop()
         assert len(lines(out)) == 4
         again = deployment.run(app)
-        assert until(lambda: len(lines(out)) == ROUNDS, 300, watch=watch), again.said()
+        assert until(lambda: len(lines(out)) == 5, 180, watch=watch), again.said()
+        before = json.loads((out / "ledger.json").read_text())["spent"]
+        superlink.kill()  # with the server app, in mid-round
+        again.stop()
+        deployment.superlink()
+        last = deployment.run(app)
+        assert until(lambda: len(lines(out)) == ROUNDS, 300, watch=watch), last.said()
         for each in refused:
             assert each.process.poll() not in (None, 0), "a node with a wrong key or CA must not get in"
     finally:
@@ -184,4 +190,7 @@ def test_a_federation_goes_on_whatever_happens_to_its_nodes_and_its_server(app: 
     assert {line["sent"] for line in left} == {True, False}
     spent = json.loads((out / "ledger.json").read_text())["spent"]
     assert sum(line["times"] for line in spent) > ROUNDS * NODES - 4, "the round in which the server died counts"
+    for client in range(NODES):
+        then, now = (sum(line["times"] for line in each if line["client"] == client) for each in (before, spent))
+        assert now >= then + 2, "nothing was forgotten with the SuperLink, and two rounds came after it"
     assert not outside, f"connections to {outside}"

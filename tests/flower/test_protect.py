@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, 
 from flwr.clientapp import ClientApp
 from torch import Tensor
 
+import fedveil as fv
 from fedveil.defenses.base import Call, Defense
 from fedveil.defenses.chain import Chain
 from fedveil.errors import FedveilError
@@ -119,10 +121,13 @@ def damaged(name: str, tensor: Tensor) -> dict[str, Tensor]:
     "arrays, why",
     [
         (damaged("0.bias", torch.full((5,), torch.nan)), "not finite"),
-        (damaged("0.bias", torch.zeros(6)), "0.bias of shape (6,), not (5,)"),
+        (damaged("0.bias", torch.zeros(6)), "has 0.bias of another shape than the server sent"),
         (damaged("0.bias", torch.zeros(5, dtype=torch.float64)), "0.bias of type torch.float64"),
-        (damaged("steps", torch.tensor(4)), "'steps' is of type torch.int64, which no defense protects"),
-        (damaged("more", torch.zeros(2)), "has more, which is not in the model"),
+        (
+            damaged("0.bias", torch.zeros(5, dtype=torch.int64)),
+            "torch.int64, which no defense protects",
+        ),
+        (damaged("more", torch.zeros(2)), "has an array that is not in the model"),
         ({"0.weight": torch.zeros(5, 6)}, "has no 0.bias"),
         (damaged("0.bias", torch.full((5,), 1e30)), "norm"),
     ],
@@ -181,6 +186,51 @@ def test_errors_of_the_app_are_told_without_their_text() -> None:
 
     assert reason(protect(LOUD)(asked(), context(), fails)) == "fedveil: the client app failed (ValueError)"
     assert reason(protect(LOUD)(asked(), context(), reports)) == "fedveil: the client app reported error 2"
+
+
+def test_the_number_of_an_error_tells_nothing_either() -> None:
+    def reports(message: Message, _: Context) -> Message:
+        return Message(Error(code=19610317, reason="born"), reply_to=message)
+
+    reply = protect(LOUD)(asked(), context(), reports)
+    assert (reason(reply), reply.error.code) == ("fedveil: the client app reported an error", 6)
+
+
+def test_an_app_that_ends_its_process_is_answered_for() -> None:
+    def ends(_: Message, __: Context) -> Message:
+        raise SystemExit("/srv/patients/0017.dcm")
+
+    assert reason(protect(LOUD)(asked(), context(), ends)) == "fedveil: the client app failed (SystemExit)"
+
+
+def test_an_error_of_ours_that_quotes_data_stays_with_the_client(tmp_path: Path) -> None:
+    def reads(_: Message, __: Context) -> Message:
+        (tmp_path / "own.csv").write_text("age,label\nborn 1961 in Ulm,1\n")
+        fv.task(f"csv:path={tmp_path / 'own.csv'},target=label", model="mlp").train.batch([0])
+        raise AssertionError("it can be read")
+
+    told = reason(protect(LOUD)(asked(), context(), reads))
+    assert told == "fedveil: the client app failed: the client's own log says why"
+
+
+@pytest.mark.parametrize("spoil", ["name", "shape", "record", "settings", "metric"])
+def test_no_error_repeats_the_words_of_a_reply(spoil: str) -> None:
+    def app(message: Message, held: Context) -> Message:
+        reply = trained()(message, held)
+        record = dict(reply.content["arrays"])
+        if spoil == "name":
+            reply.content["arrays"] = ArrayRecord({**record, "born-1961": record["0.bias"]})
+        if spoil == "shape":
+            reply.content["arrays"] = ArrayRecord({**record, "0.bias": Array(np.zeros((0, 1961, 3), np.float32))})
+        if spoil == "record":
+            reply.content["born-1961"] = ArrayRecord(record)
+        if spoil == "settings":
+            reply.content["born-1961"] = ConfigRecord({"born-1961": 1})
+        if spoil == "metric":
+            reply.content["metrics"] = MetricRecord({"num-examples": 1961.5, "born-1961": 1})
+        return reply
+
+    assert "1961" not in reason(protect(LOUD)(asked(), context(), app))
 
 
 @declared

@@ -212,6 +212,13 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
         run({0: client(1.0)}, tmp_path, weighting="size")
 
 
+def test_a_checkpoint_whose_ledger_is_gone_is_not_gone_on_from(tmp_path: Path) -> None:
+    run({0: client(1.0), 1: client(1.0)}, tmp_path, rounds=1)
+    (tmp_path / "ledger.json").unlink()
+    with pytest.raises(FedveilError, match=r"has no ledger\.json beside it"):
+        run({0: client(1.0), 1: client(1.0)}, tmp_path, rounds=2)
+
+
 def test_a_ledger_that_cannot_be_read_stops_the_run(tmp_path: Path) -> None:
     run({0: client(1.0)}, tmp_path)
     (tmp_path / "ledger.json").write_text("{")
@@ -269,6 +276,15 @@ def test_results_go_to_rounds_jsonl_and_to_a_tracker(tmp_path: Path, monkeypatch
     assert line["metrics"] == {"train-loss": 0.5}
     assert told[0][0] == 1
     assert told[0][1]["accuracy"] == 0.5
+
+
+def test_a_tracker_that_fails_does_not_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(number: int, values: dict[str, float]) -> None:
+        raise ConnectionError("no tracker there")
+
+    monkeypatch.setattr("fedveil.flower.server.trackers", lambda names, folder: [fails])
+    outcome, _ = run({0: client(0.5), 1: client(0.5)}, tmp_path, rounds=2)
+    assert len(outcome.history) == 2
 
 
 def test_a_tracker_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +22,10 @@ from flwr.supernode import start_client_internal as internal
 from flwr.supernode.nodestate import NodeStateFactory
 
 from fedveil.errors import FedveilError
+from fedveil.flower.site import installed
 from fedveil.flower.site import seam as seams
 from fedveil.flower.site.gate import Gate
+from fedveil.flower.site.journal import Journal
 from fedveil.flower.site.policy import Policy
 from fedveil.flower.site.seam import Seam
 from flower.exchange import arrays_of, asked, context, replied, small_model, trained
@@ -140,13 +148,64 @@ def test_the_budget_of_a_site_lasts_over_runs_and_restarts(tmp_path: Path) -> No
 
     assert [left(updates=2) for _ in range(3)] == [True, True, False]
     assert "allows 2 updates" in logged(tmp_path)[-1]["reason"]
-    formal = {"defense": "dp-gaussian:epsilon=1,at=upload", "epsilon": 1.6, "state": tmp_path / "other"}
+    (tmp_path / "other").mkdir()
+    formal = {"defense": "dp-gaussian:epsilon=1,at=upload", "epsilon": 1.6}
+    formal |= {name: tmp_path / "other" / name for name in ("state", "left.jsonl")}
+    formal["log"] = formal.pop("left.jsonl")
     assert [left(**formal) for _ in range(3)] == [True, True, False]
-    assert "privacy budget" in logged(tmp_path)[-1]["reason"]
-    (file,) = (tmp_path / "other").glob("spent-*.json")
+    assert "privacy budget" in logged(tmp_path / "other")[-1]["reason"]
+    (file,) = (tmp_path / "other/state").glob("spent-*.json")
     file.write_text("{")
     assert not left(**formal)
-    assert "cannot be read" in logged(tmp_path)[-1]["reason"]
+    assert "cannot be read" in logged(tmp_path / "other")[-1]["reason"]
+
+
+def leaving(folder: Path, client: int = 0, arrays: dict[str, torch.Tensor] | None = None, **fields: Any) -> bool:
+    """Whether an update leaves a SuperNode that was just started."""
+    message = asked(arrays)
+    return Gate(policy(folder, **fields), client).reply(message, trained()(message, context())).has_content()
+
+
+def test_nodes_of_a_site_under_other_partitions_spend_one_budget(tmp_path: Path) -> None:
+    assert [leaving(tmp_path, client, updates=2) for client in (0, 3, 5)] == [True, True, False]
+
+
+def test_models_share_a_budget_with_its_delta(tmp_path: Path) -> None:
+    formal = {"defense": "dp-gaussian:epsilon=1,at=upload", "epsilon": 2.05}
+    other = {"w": torch.zeros(40)}
+    assert [leaving(tmp_path, **formal), leaving(tmp_path, arrays=other, **formal)] == [True, False]
+    assert leaving(tmp_path, arrays=other, **{**formal, "epsilon": 2.1}), "at half of δ each, ε is 1.045"
+
+
+def test_a_site_whose_memory_of_what_was_spent_is_gone_does_not_start(tmp_path: Path) -> None:
+    assert leaving(tmp_path)
+    shutil.rmtree(tmp_path / "state")
+    with pytest.raises(FedveilError, match="tells of updates that have left"):
+        leaving(tmp_path)
+
+
+def _spend(folder: Path) -> None:
+    journal = Journal(policy(folder))
+    for _ in range(20):
+        journal.spend({"w": torch.zeros(3)})
+
+
+def test_nodes_that_count_at_the_same_time_forget_nothing(tmp_path: Path) -> None:
+    with ProcessPoolExecutor(3, mp_context=get_context("spawn")) as pool:
+        for done in [pool.submit(_spend, tmp_path) for _ in range(3)]:
+            done.result()
+    (file,) = (tmp_path / "state").glob("spent-*.json")
+    assert [line["times"] for line in json.loads(file.read_text())["spent"]] == [60]
+
+
+def test_what_cannot_be_written_does_not_leave_and_names_no_path(tmp_path: Path) -> None:
+    gate, message = Gate(policy(tmp_path)), asked()
+    shutil.rmtree(tmp_path / "state")
+    (tmp_path / "left.jsonl").unlink()
+    (tmp_path / "left.jsonl").mkdir()
+    reply = gate.reply(message, trained()(message, context()))
+    assert str(tmp_path) not in str(reply.error.reason)
+    assert str(reply.error.reason).startswith("site policy: the reply could not be protected")
 
 
 # ---- the seam ----------------------------------------------------------------------------------------------
@@ -279,7 +338,7 @@ def test_a_run_that_asks_for_less_never_starts_and_is_answered(link: Link, tmp_p
 def test_another_flower_is_refused_at_start(monkeypatch: pytest.MonkeyPatch) -> None:
     seams.check()
     with monkeypatch.context() as patch:
-        patch.setattr(seams, "version", lambda name: "1.43.0")
+        patch.setattr(installed, "version", lambda name: "1.43.0")
         with pytest.raises(FedveilError, match=r"Flower 1\.43\.0: it was never tested"):
             seams.check()
     with monkeypatch.context() as patch:
@@ -290,3 +349,25 @@ def test_another_flower_is_refused_at_start(monkeypatch: pytest.MonkeyPatch) -> 
         patch.setattr(internal, "_push_messages", lambda state: None)
         with pytest.raises(FedveilError, match="no _push_messages with object_store"):
             seams.check()
+
+
+def test_a_supernode_does_not_call_home(tmp_path: Path) -> None:
+    """As a user starts it: nothing in the environment switches telemetry or the check for updates off."""
+    (tmp_path / "policy.toml").write_text(f'defense = "{CLIP}"')
+    program = f"""
+import os
+from pathlib import Path
+import fedveil.flower.site.supernode as ours
+from flwr.supercore import telemetry
+import flwr.supernode.cli.flower_supernode
+import sys
+def started():
+    sent = []
+    telemetry.urllib.request.urlopen = lambda *given, **named: sent.append(given)
+    print(telemetry.create_event(telemetry.EventType.PING, None), sent, os.environ["FLWR_DISABLE_UPDATE_CHECK"])
+sys.modules["flwr.supernode.cli.flower_supernode"].flower_supernode = started
+ours.run_supernode(Path({str(tmp_path / "policy.toml")!r}), [])
+"""
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("FLWR", "RAY"))}
+    told = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=300)
+    assert told.stdout.splitlines()[-1] == "disabled [] 1", told.stderr

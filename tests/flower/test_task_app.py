@@ -82,6 +82,40 @@ def test_so_it_does_under_defenses_in_training(tmp_path: Path, defense: str, wei
         assert torch.allclose(ours[name], tensor, rtol=1e-4, atol=1e-5), name
 
 
+def data_defenses() -> list[str]:
+    return [name for name in defenses.entries() if type(defenses.parse(name)).place == "data"]
+
+
+DOUBLE = """
+from torch.nn import Flatten, Linear, Sequential, Tanh
+
+def model():
+    return Sequential(Flatten(), Linear(64, 12), Tanh(), Linear(12, 10)).double()
+"""
+
+
+@pytest.mark.parametrize("protocol", ["fedavg", "fedsgd"])
+@pytest.mark.parametrize("defense", data_defenses())
+def test_data_defenses_in_double_precision_come_to_the_same_weights(
+    tmp_path: Path, defense: str, protocol: str
+) -> None:
+    """Their sign steps make of the last bit of a gradient a whole step: in single precision that says nothing."""
+    (tmp_path / "own.py").write_text(DOUBLE)
+    # A round of FedSGD is an epoch in the engine and a message over Flower: one batch is both.
+    run = run_of(tmp_path, defense, {**FEDAVG, "protocol": protocol, "batch_size": 64 if protocol == "fedsgd" else 16})
+    run = run.model_copy(update={"task": run.task.model_copy(update={"model": f"{tmp_path / 'own.py'}:model"})})
+    ours, theirs = over_flower(run).arrays, embedded(run).params
+    for name, tensor in theirs.items():
+        assert ours[name].dtype == tensor.dtype == torch.float64
+        assert torch.allclose(ours[name], tensor, rtol=0, atol=1e-12), name
+
+
+def test_data_defenses_change_what_is_learned(tmp_path: Path) -> None:
+    plain, *others = (over_flower(run_of(tmp_path / each, each, FEDAVG)).arrays for each in ("none", *data_defenses()))
+    assert len(others) >= 3
+    assert not any(torch.allclose(plain["1.weight"], other["1.weight"], atol=1e-5) for other in others)
+
+
 def test_fedsgd_with_one_batch_per_message_is_the_engine_s(tmp_path: Path) -> None:
     sgd = {"protocol": "fedsgd", "batch_size": 16, "lr": 0.2, "momentum": 0.5}
     steps = -(-len(run_of(tmp_path, "none", {**sgd, "rounds": 1}).build().clients[0]) // 16)

@@ -7,7 +7,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
@@ -108,51 +108,3 @@ def test_noise_is_independent_across_clients_and_rounds_and_after_a_resume() -> 
     for one, other in combinations(drawn, 2):
         assert abs(torch.corrcoef(torch.stack([one, other]))[0, 1].item()) < 6 / len(one) ** 0.5
         assert not torch.isin(one, other).float().mean() > 0.01
-
-
-def test_secure_aggregation_with_a_defense_inside_gives_the_mean_to_the_quantization_step() -> None:
-    from flwr.client.mod import secaggplus_mod
-    from flwr.common import ndarrays_to_parameters
-    from flwr.server import LegacyContext, ServerConfig
-    from flwr.server.strategy import FedAvg
-    from flwr.server.workflow import DefaultWorkflow, SecAggPlusWorkflow
-
-    seen: dict[int, np.ndarray] = {}
-
-    def fit(message: Message, held: Context) -> Message:
-        partition = int(held.node_config["partition-id"])
-        old = message.content["fitins.parameters"]
-        change = np.zeros(9, dtype=np.float32)
-        change[3 * partition] = 1 + partition
-        arrays = ArrayRecord({name: Array(array.numpy() + change) for name, array in old.items()})
-        told = {
-            "fitres.parameters": arrays,
-            "fitres.num_examples": MetricRecord({"num_examples": 10}),
-            "fitres.metrics": ConfigRecord(),
-            "fitres.status": ConfigRecord({"code": 0, "message": ""}),
-        }
-        return Message(RecordDict(told), reply_to=message)
-
-    inner = protect("clip:norm=2,at=upload")
-
-    def watched(message: Message, held: Context, call_next: object) -> Message:
-        reply = inner(message, held, call_next)  # type: ignore[arg-type]
-        array = next(iter(reply.content["fitres.parameters"].values())).numpy()
-        seen[int(held.node_config["partition-id"])] = array
-        return reply
-
-    app = ClientApp(mods=[secaggplus_mod, watched])
-    app.train()(fit)
-    grid = FakeGrid(dict.fromkeys(range(3), app))
-    start = [np.zeros(9, dtype=np.float32)]
-    strategy = FedAvg(fraction_evaluate=0.0, min_fit_clients=3, min_available_clients=3)
-    strategy.initial_parameters = ndarrays_to_parameters(start)
-    legacy = LegacyContext(context(), ServerConfig(num_rounds=1), strategy)
-    DefaultWorkflow(SecAggPlusWorkflow(num_shares=3, reconstruction_threshold=2))(grid, legacy)
-    record = next(iter(legacy.state.array_records.values()))
-    mean = next(iter(record.values())).numpy()
-    assert sorted(seen) == [0, 1, 2]
-    lengths = [np.linalg.norm(seen[partition]) for partition in range(3)]
-    assert lengths == pytest.approx([1, 2, 2], rel=1e-4), "each was clipped before it was masked"
-    step = 2 * 8.0 / 2**22 * 1000 / 10  # the range over the levels, and the largest weight over a client's
-    assert np.allclose(mean, np.mean(list(seen.values()), axis=0), atol=step)

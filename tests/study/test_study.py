@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -124,6 +125,28 @@ def test_bad_input_is_one_line(arguments: list[str], why: str, table: Path, tmp_
     assert why in said.err.strip().splitlines()[-1]
 
 
+def test_a_metric_of_other_data_is_refused_before_anything_is_run(table: Path, tmp_path: Path, fedveil) -> None:
+    table.write_text(TABLE.replace('metric = "lpips"', 'metric = "rouge1"'), encoding="utf-8")
+    said = fedveil("study", "run", str(table), "--scale", "smoke", "--store", str(tmp_path / "store"))
+    assert said.code == 2
+    assert "rouge1 does not apply to pictures" in said.err.strip().splitlines()[-1]
+
+
+def test_a_damaged_index_is_one_line_and_can_be_removed(whole: Outcome, table: Path, tmp_path: Path, fedveil) -> None:
+    store = tmp_path / "store"
+    run(table, IndexedStore(store))
+    for path in store.glob("index.sqlite*"):
+        path.write_bytes(b"no database")
+    said = fedveil("study", "run", str(table), "--scale", "smoke", "--store", str(store))
+    assert said.code == 2
+    assert "is not a database. It may be removed" in said.err.strip().splitlines()[-1]
+    for path in store.glob("index.sqlite*"):
+        path.unlink()
+    again = IndexedStore(store)
+    assert run(table, again) == whole
+    assert again.made == []
+
+
 def test_a_store_of_a_newer_version_is_one_line(table: Path, tmp_path: Path, fedveil) -> None:
     import sqlite3
 
@@ -146,20 +169,49 @@ def test_killed_at_any_moment_it_goes_on_to_the_same(whole: Outcome, table: Path
         process = subprocess.Popen(
             program(*asked), cwd=tmp_path, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
-        try:
-            process.wait(timeout=draw.uniform(2.0, 9.0))
-        except subprocess.TimeoutExpired:
+        # After so many new files, of any kind: a moment that a slow machine reaches as well.
+        goal = _files(store) + draw.randint(1, 8)
+        while process.poll() is None and _files(store) < goal:
+            time.sleep(0.005)
+        if process.poll() is None:
             os.kill(process.pid, signal.SIGKILL)
-            process.wait(timeout=PATIENCE)
             killed += 1
-        else:
+        if process.wait(timeout=PATIENCE) == 0:
             break
     said = run_program(*asked, cwd=tmp_path)
     assert said.code == 0, said.err
     kept = IndexedStore(store)
     assert gathered(plan_study(table, "smoke", kept), kept) == whole
     assert kept.made == []
-    assert killed
+    assert killed > 3
+
+
+def _files(store: Path) -> int:
+    try:
+        return sum(1 for path in store.rglob("*") if path.is_file())
+    except OSError:  # it was just moved
+        return 0
+
+
+@pytest.mark.slow
+def test_on_a_local_ray_it_comes_to_the_same(whole: Outcome, table: Path, tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    store = tmp_path / "store"
+    asked = ("study", "run", table, "--scale", "smoke", "--store", store)
+    said = run_program(*asked, "--on", "ray", cwd=tmp_path, RAY_USAGE_STATS_ENABLED="0")
+    assert said.code == 0, said.err
+    assert "[3/3]" in said.err
+    kept = IndexedStore(store)
+    assert gathered(plan_study(table, "smoke", kept), kept) == whole
+
+
+@pytest.mark.slow
+def test_several_workers_come_to_the_same(whole: Outcome, table: Path, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    said = run_program("study", "run", table, "--scale", "smoke", "--store", store, "--workers", "2", cwd=tmp_path)
+    assert said.code == 0, said.err
+    kept = IndexedStore(store)
+    assert gathered(plan_study(table, "smoke", kept), kept) == whole
 
 
 @pytest.mark.slow

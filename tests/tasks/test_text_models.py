@@ -17,6 +17,7 @@ from fedveil.clients.choose import why_not_stacked
 from fedveil.clients.engine import Engine
 from fedveil.defenses.ball import top_share
 from fedveil.errors import FedveilError
+from fedveil.federation.settings import FederationSettings
 from fedveil.registry import datasets, defenses, models
 from fedveil.streams import Streams
 from fedveil.tasks.task import client_labels_of, label_table
@@ -155,7 +156,9 @@ def test_a_task_of_text(root: Path) -> None:
         ("digits", "bert", "bert takes text"),
         ("sst2:length=600", "bert", "bert takes at most 512 tokens"),
         ("sst2", "bert:width=10,heads=3", "width must be a multiple of heads"),
-        ("sst2", "bert:weights=nowhere", "weights need the tokenizer they were made with"),
+        ("sst2", "bert:weights=no/where/", "there is no folder no/where/"),
+        ("sst2", "bert:weights=nowhere/here", "no model of that name in the cache of Hugging Face"),
+        ("sst2", "huggingface", "name a saved model: huggingface:weights=NAME"),
     ],
 )
 def test_what_does_not_fit_is_refused(root: Path, data: str, model: str, words: str) -> None:
@@ -183,6 +186,8 @@ def test_weights_of_a_folder(root: Path, tmp_path: Path, model: str) -> None:
     loaded = make(root, f"{kind}:weights={tmp_path}", f":length=9,tokenizer={tmp_path}", seed=5)
     assert loaded.model_hash == trained.model_hash
     assert loaded.model.training
+    alone = make(root, f"{kind}:weights={tmp_path}", ":length=9")  # with its own tokenizer
+    assert (alone.model_hash, alone.data_hash) == (loaded.model_hash, loaded.data_hash)
     with pytest.raises(FedveilError, match="weights have their own sizes"):
         make(root, f"{model},weights={tmp_path}", f":length=9,tokenizer={tmp_path}")
     (tmp_path / "model.safetensors").write_bytes(b"damaged")
@@ -240,6 +245,37 @@ def test_fedbarre_leaves_padding_alone_and_starts_at_the_length_it_says(root: Pa
     assert (grown.flatten(2).norm(dim=-1) >= 1 - 1e-5).all()
 
 
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "fedem:steps=3,radius=2,min_radius=1,per=token",
+        "fedem:steps=3,radius=2,min_radius=1,per=token,step=relative",
+        "fedcrap:steps=3,radius=2,min_radius=1,share=0.5,per=token",
+        "fedbarre:models=1,low=1,high=2,per=token",
+    ],
+)
+def test_every_token_can_have_a_radius_of_its_own(root: Path, spec: str) -> None:
+    batch = client_batch(make(root, BERT), size=4)
+    defense = defenses.parse(spec)
+    if spec.startswith("fedbarre"):
+        offset = defense._perturbation(batch, batch.params, batch.streams)
+    else:
+        offset = defense.perturb(batch)["offset"]
+    real = batch.inputs["attention_mask"].bool()  # type: ignore[index, call-overload]
+    length = offset.norm(dim=-1)
+    assert (~real).any()
+    assert not length[~real].any()
+    assert (length[real] >= 1 - 1e-5).all()
+    assert (length[real] <= 2 + 1e-5).all()
+    assert (offset.flatten(2).norm(dim=-1) > 2).all()  # the whole sentence moves farther
+
+
+def test_a_radius_for_each_token_is_for_text(root: Path) -> None:
+    task = fv.task("digits", model="mlp", clients=2)
+    with pytest.raises(FedveilError, match="per='token' is for text"):
+        fv.federate(task, "fedem:per=token,steps=1", settings=FederationSettings(rounds=1))
+
+
 def test_the_critical_share_is_one_of_tokens_not_of_padding() -> None:
     values = torch.randn(3, 4, 10, 6, generator=torch.Generator().manual_seed(0))
     among = torch.arange(10)[:, None] < torch.tensor([10, 5, 2, 0])[:, None, None]  # (4, 10, 1)
@@ -267,7 +303,7 @@ def test_text_trains_and_attacks_on_pictures_are_refused(
     chosen = ("--data", data, "--model", model, "--data-root", root, "--clients", "2", "--defense", defense)
     said = fedveil("train", *chosen, "--rounds", "2", "--record-rounds", "1", "--out", tmp_path / "run")
     assert said.code == 0, said.err
-    assert "test accuracy" in said.out
+    assert ("test perplexity" if model == GPT2 else "test accuracy") in said.out
     refused(
         fedveil("audit", *chosen, "--attack", "inverting-gradients", "--out", tmp_path / "audit"),
         "inverting-gradients attacks pictures or records, not sentences",

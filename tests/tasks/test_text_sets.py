@@ -175,7 +175,7 @@ def test_wikitext2_without_its_training_part(write: Write) -> None:
 
 def test_fields_that_cannot_be(write: Write) -> None:
     root = write({f"cola/{name}": text for name, text in COLA.items()})
-    with pytest.raises(FedveilError, match="no tokenizer folder nowhere"):
+    with pytest.raises(FedveilError, match="no tokenizer: there is no folder nowhere"):
         load("cola:tokenizer=nowhere", root)
     with pytest.raises(FedveilError, match="leave vocabulary out"):
         load(f'cola:tokenizer="{root}",vocabulary=500', root)

@@ -38,7 +38,7 @@ class Attack:
 
     @property
     def needs(self) -> frozenset[str]:
-        """What it must be given: "auxiliary", "batch of one", "candidates", "classes", "labels", "suspects"."""
+        """What it must be given: "auxiliary", "batch of one", "candidates", "classes", "labels", "lengths", ..."""
         return frozenset()
 
     @property

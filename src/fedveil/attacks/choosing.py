@@ -19,6 +19,7 @@ from fedveil.attacks.replay import Replay
 from fedveil.attacks.scene import Candidates, Scene, Workbench
 from fedveil.defenses.base import mean_tree
 from fedveil.defenses.likelihood import Reading, reading, step_gradient
+from fedveil.tasks.inputs import take
 from fedveil.tree import Tree
 
 DRAWS = 16  # updates that a reconstruction would have led to, beside which the one that was sent is held
@@ -74,14 +75,16 @@ def plausible(scene: Scene, found: Reconstruction) -> Tensor:
 def _before_noise(scene: Scene, how: Reading, found: Reconstruction) -> Tree:
     """What every victim's reconstruction leads to, up to where the last random mechanism gets it."""
     inputs = torch.nan_to_num(found.inputs, nan=0.0, posinf=0.0, neginf=0.0).to(scene.like)
-    replay = Replay(scene.public, scene.updates.rows([0]), (inputs[0], found.labels[0]), scene.bench.backend)
+    given = scene.public.layout.inputs(inputs)
+    replay = Replay(scene.public, scene.updates.rows([0]), (take(given, 0), found.labels[0]), scene.bench.backend)
     rows = []
     for victim in range(scene.count):
         own = replay.of(scene.updates.rows([victim]))
         streams = scene.streams.fold("link").rows([victim])
-        given = how.replayed, inputs[victim : victim + 1], found.labels[victim : victim + 1], streams
+        one = slice(victim, victim + 1)
+        data = how.replayed, take(given, one), found.labels[one], streams
         if how.bare or how.of_step:
-            rows.append(own.gradients(*given, how.histories[0], bare=how.bare))
+            rows.append(own.gradients(*data, how.histories[0], bare=how.bare))
         else:
-            rows.append(own.messages(*given, how.histories[0]))
+            rows.append(own.messages(*data, how.histories[0]))
     return Tree.concat(rows)

@@ -23,7 +23,7 @@ from fedveil.attacks.polish import polishing
 from fedveil.attacks.problem import Problem
 from fedveil.attacks.recipe import Phase, Recipe
 from fedveil.attacks.scene import Scene
-from fedveil.attacks.undoing import undone
+from fedveil.attacks.undoing import undone, undone_sentences
 from fedveil.defenses.base import Knowledge
 from fedveil.defenses.likelihood import reading
 
@@ -41,6 +41,15 @@ class Try:
     problem: Problem
     recipe: Recipe
     undoes: bool = False  # what is found is where the gradient was taken: the perturbation is then undone
+
+    def handed_in(self, scene: Scene, found: Reconstruction) -> Reconstruction:
+        """What was found as it is judged: of tables and sentences, what there can be."""
+        text, inputs = self.problem.text, found.inputs
+        if text is not None:
+            inputs = undone_sentences(scene, text, inputs, found.labels) if self.undoes else text.read(inputs)
+            return replace(found, inputs=inputs, iterates=text.read_all(found.iterates))
+        inputs = scene.public.layout.settled(inputs)
+        return replace(found, inputs=undone(scene, inputs, found.labels) if self.undoes else inputs)
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +76,8 @@ def tries_of(
         return Tries((Try(problem, recipe),))
     known = scene.knowledge()
     plain = scene.as_it_is()
-    given = replace(problem, target=plain.target, weight=plain.weight)
+    kept = problem.without_left_out
+    given = replace(problem, target=kept(plain.target), weight=kept(plain.weight))
     naive = replace(given, reweight=None, views=(), rejoin=None, before=())
     alike = [Try(naive, recipe)]
     informed = _adapted(recipe, known)
@@ -85,9 +95,6 @@ def tries_of(
 def chosen(scene: Scene, tries: Tries, found: Sequence[Reconstruction]) -> Reconstruction:
     """Each victim's reconstruction that the attacker settles on, of those that the tries came to."""
     alike, stronger = list(found[: len(tries.alike)]), found[len(tries.alike) :]
-    for place, each in enumerate(tries.alike):
-        if each.undoes:
-            alike[place] = replace(alike[place], inputs=undone(scene, alike[place].inputs, alike[place].labels))
     best = alike[0]
     if len(alike) > 1:
         scores = explanations(scene, alike)
@@ -143,10 +150,11 @@ def _under_noise(problem: Problem, recipe: Recipe, known: Knowledge) -> Try:
     assert known.noise is not None
     unit = known.bound or 1.0
     inputs = problem.batch_size * math.prod(problem.shape)
-    weight = known.noise.map(lambda variance: unit**2 / (2 * inputs * variance.clamp_min(_TINY)))
+    kept = problem.without_left_out
+    weight = kept(known.noise).map(lambda variance: unit**2 / (2 * inputs * variance.clamp_min(_TINY)))
     if known.bound is not None:
         recipe = _all_matching(recipe, "unit-l2")
-    return Try(replace(problem, target=known.target / unit, weight=weight), recipe)
+    return Try(replace(problem, target=kept(known.target) / unit, weight=weight), recipe)
 
 
 def _near(scene: Scene, tries: Sequence[Try], found: Sequence[Reconstruction]) -> Tensor:

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 Update = Mapping[str, Tensor]
-MatchName = Literal["l2", "relative-l2", "unit-l2", "direction", "cosine", "layer-cosine", "l1-l2"]
+MatchName = Literal["l2", "relative-l2", "unit-l2", "direction", "cosine", "layer-cosine", "l1-l2", "l1-l2-by-layer"]
 # Keeps a zero update from dividing by zero: the square of a norm far below any real one. Not smaller, or the slope
 # of the inverse root at zero would leave float32.
 _TINY = 1e-24
+ROUNDING = 1e-5  # of the largest tensor's norm: one below is no more than rounding
 _SQUARES = "sum of squares"  # no parameter has spaces in its name
 
 
@@ -78,14 +79,19 @@ def cosine_to(update: Update, aim: Update, weight: Update) -> Tensor:
 
 
 def layer_directions(target: Update, weight: Update) -> Update:
-    """The `direction` of every tensor by itself."""
-    return {n: direction({n: target[n]}, weight)[n] for n in target}
+    """The `direction` of every tensor by itself; 0 of one that is nothing but rounding, whose direction says nothing.
+
+    Such are the biases of an attention's keys, and those before a batch norm: they do not change what the model says.
+    """
+    norms = torch.stack([(weight[n] * target[n].square()).sum().sqrt() for n in target])
+    counted = (norms > ROUNDING * norms.amax()).to(norms.dtype)
+    return {n: direction({n: target[n]}, weight)[n] * there for n, there in zip(target, counted, strict=True)}
 
 
 def layer_cosine_to(update: Update, aim: Update, weight: Update) -> Tensor:
     """One minus the weighted cosine of each tensor, mean over the tensors that are not left out (LAMP)."""
     each = torch.stack([cosine_to(update, {n: aim[n]}, weight) for n in aim])
-    counted = torch.stack([(weight[n] > 0).any() for n in aim]).to(each.dtype)
+    counted = torch.stack([((weight[n] > 0) & (aim[n] != 0)).any() for n in aim]).to(each.dtype)
     return (each * counted).sum() / counted.sum().clamp_min(1)
 
 
@@ -93,6 +99,13 @@ def l1_l2(update: Update, target: Update, weight: Update, share: float = 0.01) -
     """Squared differences plus a share of absolute ones (TAG)."""
     absolute = _total((weight[n] * (update[n] - target[n]).abs()).sum() for n in target)
     return l2(update, target, weight) + share * absolute
+
+
+def l1_l2_by_layer(update: Update, target: Update, weight: Update, share: float = 0.01) -> Tensor:
+    """The same with a share that falls in a line from the first tensor to the last (TAG on transformers)."""
+    falling = {name: share * (1 - place / len(target)) for place, name in enumerate(target)}
+    absolute = _total(falling[n] * (weight[n] * (update[n] - target[n]).abs()).sum() for n in target)
+    return l2(update, target, weight) + absolute
 
 
 def _total(parts: Iterable[Tensor]) -> Tensor:
@@ -124,4 +137,5 @@ MATCHES: dict[MatchName, Match] = {
     "cosine": cosine,
     "layer-cosine": layer_cosine,
     "l1-l2": Match(_as_it_is, l1_l2),
+    "l1-l2-by-layer": Match(_as_it_is, l1_l2_by_layer),
 }

@@ -37,7 +37,7 @@ from fedveil.attacks.soft_targets import as_targets, check_searchable, fresh_tar
 from fedveil.attacks.together import Together, leading
 from fedveil.attacks.unrolled import after_steps, unrolled
 from fedveil.attacks.without_dropout import dropout_off, without_dropout
-from fedveil.attacks.workload import steps_in_all, victims_at_a_time, worth_compiling
+from fedveil.attacks.workload import MOST_BYTES, MOST_VICTIMS, steps_in_all, victims_at_a_time, worth_compiling
 from fedveil.clients.compiling import compiler_found
 from fedveil.clients.engine import BACKENDS, Backend, Engine
 from fedveil.clients.identity import code_of, identity
@@ -223,6 +223,31 @@ class Matcher:
         gradients, (total, matched) = self._functions[compiled, of, ordered](variables, *fixed)
         return gradients, matched, total
 
+    def _totals(self, variables: Variables, fixed: tuple[Any, ...], of: Objective) -> Tensor:
+        """The objectives (V, K) at K variables of every victim, (V, K, ...) each: no slopes, and never compiled."""
+        if self.backend == "loop":
+            return self._looped_totals(variables, fixed, of)
+        shared, ordered = None if self._one_model else 0, 0 if fixed[-1] is not None else None
+        objective = self._objective(of, self._update)
+        alone = vmap(lambda *at: objective(*at)[0], in_dims=(0, *[None] * 8), chunk_size=self._tries_at_once(variables))
+        stacked = vmap(alone, in_dims=(0, shared, 0, 0, 0, 0, None, None, ordered))
+        with torch.no_grad():
+            found: Tensor = stacked(variables, *fixed)
+        return found
+
+    def _looped_totals(self, variables: Variables, fixed: tuple[Any, ...], of: Objective) -> Tensor:
+        tries = next(iter(variables.values())).shape[1]
+        columns = [
+            self._looped({name: tensor[:, k] for name, tensor in variables.items()}, fixed, of)[2] for k in range(tries)
+        ]
+        return torch.stack(columns, 1)
+
+    def _tries_at_once(self, variables: Variables) -> int:
+        """How many tries of each victim have room beside each other."""
+        count = len(next(iter(variables.values())))
+        size = sum(p.numel() * p.element_size() for p in self._engine.parts.parameters.values())
+        return max(1, min(MOST_VICTIMS, MOST_BYTES // max(size, 1)) // count)
+
     def _identity(self, of: Objective, at: tuple[Any, ...]) -> str | None:
         """What the objective of stacked victims depends on, beside its arguments; None where that cannot be told."""
         model, given = self._engine.model, {*at[1], *at[2]}
@@ -381,7 +406,15 @@ class Matcher:
         def project(at: Variables) -> None:
             of.candidate.project(at, problem)
 
-        descent = Descent(evaluate, project, before_step, after, lambda: total, streams, problem.labels)
+        def fresh(number: int) -> Variables:
+            return of.candidate.start(problem, streams.fold("start", number))
+
+        def totals(at: Variables) -> Tensor:
+            return self._totals(at, fixed, of)
+
+        descent = Descent(
+            evaluate, project, before_step, after, lambda: total, streams, problem.labels, fresh, totals, problem.text
+        )
         before = {name: tensor.clone() for name, tensor in start.items()} if phase.accepts is not None else {}
         variables = phase.optimizer.minimize(start, phase.steps, descent)
         cost = evaluate(variables)[1]
@@ -414,6 +447,8 @@ class Matcher:
                 raise FedveilError(f"this attack cannot run on the backend '{backend}': {reason}; use loop") from None
             log.info("the attack runs on the loop backend: %s", reason)
             return "loop"
+        if problem.text is not None:  # sentences of every length would be compiled for
+            return "stacked"
         if backend != "auto":
             return "compiled" if backend == "compiled" and compiler_found() else "stacked"
         own = replace(problem, before=())  # each supposed history has a matcher of its own

@@ -7,6 +7,7 @@ from typing import Any
 
 from fedveil.attacks.base import Attack, Work
 from fedveil.attacks.cells import fitting
+from fedveil.attacks.embeddings import fitting_text
 from fedveil.attacks.finding import Reconstruction
 from fedveil.attacks.informed import Tries, Try, chosen, tries_of
 from fedveil.attacks.matcher import match
@@ -72,42 +73,47 @@ class GradientMatching(Attack):
     def check(self, scene: Scene) -> None:
         """Refuse to read several labels or numbers off what does not tell them."""
         if scene.public.target.kind != "class" and self.labels_from in ("idlg", "recovered"):
-            check_readable(Problem.of(scene.rows(slice(0, 1))))
+            check_readable(self.problem_of(scene.rows(slice(0, 1))))
+
+    def problem_of(self, scene: Scene, fitted: Any = None) -> Problem:
+        """What the engine is given of a scene, and of what was learned."""
+        return Problem.of(scene, fitted)
 
     def run(self, scene: Scene, fitted: Any = None) -> Reconstruction:
         """Match the update of every victim; who knows the defense tries more than one way, and chooses."""
-        tries = self._tries(scene, Problem.of(scene, fitted))
+        tries = self._tries(scene, self.problem_of(scene, fitted))
         counter = Counter(scene.bench.report, sum(self._steps(each, scene) for each in tries.all))
         found = [match(each.problem, each.recipe, scene.bench, counter) for each in tries.all]
-        layout = scene.public.layout
-        return chosen(scene, tries, [replace(each, inputs=layout.settled(each.inputs)) for each in found])
+        return chosen(scene, tries, [each.handed_in(scene, made) for each, made in zip(tries.all, found, strict=True)])
 
     def estimate(self, scene: Scene) -> Work:
         """The steps of all tries and chunks, and what they take uncompiled."""
         few = scene.rows(slice(0, 1))
-        tries = self._tries(few, Problem.of(few)).all
+        tries = self._tries(few, self.problem_of(few)).all
         tries = tuple(replace(each, problem=_as_many(each.problem, scene.count)) for each in tries)
         seconds = sum(attack_seconds(each.problem, each.recipe, scene.bench.chunk) for each in tries)
         return Work(sum(self._steps(each, scene) for each in tries), seconds)
 
     def _tries(self, scene: Scene, problem: Problem) -> Tries:
-        layout = scene.public.layout
-        stronger, besides = ([fitting(each, layout) for each in some] for some in (self.under_noise(), self.besides()))
-        return tries_of(scene, problem, fitting(self.checked_recipe(), layout), stronger, besides)
+        def own(recipe: Recipe) -> Recipe:
+            text = problem.text
+            return fitting(recipe, scene.public.layout) if text is None else fitting_text(recipe, text)
+
+        stronger, besides = ([own(each) for each in some] for some in (self.under_noise(), self.besides()))
+        return tries_of(scene, problem, own(self.checked_recipe()), stronger, besides)
 
     def _steps(self, each: Try, scene: Scene) -> int:
         return steps_in_all(each.problem, each.recipe, scene.bench.chunk)
 
     def pieces(self, scene: Scene) -> list[Scene]:
         """As many victims as are stacked at a time."""
-        chunk = scene.bench.chunk or victims_at_a_time(_outline(scene), self.checked_recipe().seeds)
+        chunk = scene.bench.chunk or victims_at_a_time(self._outline(scene), self.checked_recipe().seeds)
         scene = replace(scene, bench=replace(scene.bench, chunk=chunk))
         return [scene.rows(slice(start, start + chunk)) for start in range(0, scene.count, chunk)]
 
-
-def _outline(scene: Scene) -> Problem:
-    """The problem of one victim stands for its form: what a defense's knowledge is made of can take long."""
-    return _as_many(Problem.of(scene.rows(slice(0, 1))), scene.count)
+    def _outline(self, scene: Scene) -> Problem:
+        """The problem of one victim stands for its form: what a defense's knowledge is made of can take long."""
+        return _as_many(self.problem_of(scene.rows(slice(0, 1))), scene.count)
 
 
 def _as_many(one: Problem, count: int) -> Problem:

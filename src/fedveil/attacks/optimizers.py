@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Never, Protocol
 
 import torch
 from torch import Tensor
@@ -15,7 +15,14 @@ from fedveil.attacks.rest import Rest, RestOverSteps
 from fedveil.streams import Streams
 from fedveil.tree import Tree, at_least_single, per_client
 
+if TYPE_CHECKING:
+    from fedveil.attacks.embedding_space import EmbeddingSpace
+
 LABELS = "labels"  # the variables of labels that are optimized with the inputs: never signed
+
+
+def _no_more(_: object) -> Never:
+    raise NotImplementedError("this descent offers its optimizer nothing but slopes")
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,6 +36,9 @@ class Descent:
     total: Callable[[], Tensor]  # every victim's objective, priors and all, as it was last evaluated
     streams: Streams | None = None  # one for each victim, for an optimizer that draws numbers
     labels: Tensor | None = None  # (V, B), for an optimizer that compares pictures; None where they are optimized
+    fresh: Callable[[int], Variables] = _no_more  # the start of another number, for every victim
+    totals: Callable[[Variables], Tensor] = _no_more  # objectives (V, K) at K variables of each (V, K, ...), unsloped
+    text: EmbeddingSpace | None = None  # of sentences: how what is moved is read as tokens
 
 
 class Optimizer(Protocol):
@@ -60,10 +70,10 @@ class Adam:
 
         What becomes of a victim does not depend on when others rest: steps that nobody makes are counted all the same.
         """
-        variables = dict(start)
+        variables = self.begun(start, descent)
         optimizer = torch.optim.Adam(list(variables.values()), lr=self.lr)
-        marks = [steps * part // 8 for part in (3, 5, 7)] if self.decay else []
-        schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, marks, gamma=0.1)
+        marks = self._marks(steps)
+        schedule = self.scheduled(optimizer, steps)
         rest, cost = Rest(self.patience), torch.empty(0)
         for step in range(steps):
             if step in marks:
@@ -91,8 +101,23 @@ class Adam:
             descent.project(variables)
             for tensor, rows in kept:
                 tensor[resting] = rows
+            self.between(step, optimizer, variables, descent)
             descent.after(variables)
         return variables
+
+    def begun(self, start: Variables, descent: Descent) -> Variables:
+        """Where the first step is made from."""
+        return dict(start)
+
+    def scheduled(self, optimizer: torch.optim.Adam, steps: int) -> torch.optim.lr_scheduler.LRScheduler:
+        """How the rate falls."""
+        return torch.optim.lr_scheduler.MultiStepLR(optimizer, self._marks(steps), gamma=0.1)
+
+    def between(self, step: int, optimizer: torch.optim.Adam, variables: Variables, descent: Descent) -> None:
+        """Change variables in place after a step, otherwise than along their slope."""
+
+    def _marks(self, steps: int) -> list[int]:
+        return [steps * part // 8 for part in (3, 5, 7)] if self.decay else []
 
 
 def _rows(optimizer: torch.optim.Adam, variables: Variables, which: Tensor) -> list[tuple[Tensor, Tensor]]:

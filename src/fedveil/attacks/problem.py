@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,9 @@ from fedveil.defenses.base import Rejoin, Reweight, StepsBefore
 from fedveil.streams import Streams
 from fedveil.tasks.examples import TargetForm
 from fedveil.tree import Tree
+
+if TYPE_CHECKING:
+    from fedveil.attacks.embedding_space import EmbeddingSpace
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,8 @@ class Problem:
     views: tuple[Tree, ...] = ()  # what each of several messages says, and
     rejoin: Rejoin | None = None  # how they are put together anew: see Knowledge
     before: tuple[StepsBefore, ...] = ()  # steps that the victim may have made first: try each; keep the lowest cost
+    text: EmbeddingSpace | None = None  # of sentences, whose embeddings are the inputs that are searched for
+    left_out: tuple[str, ...] = ()  # tensors of an update that are not matched
 
     @classmethod
     def of(cls, scene: Scene, learned: Learned | None = None) -> Self:
@@ -93,6 +98,14 @@ class Problem:
             return replace(self, target=target, weight=weight)
         return self if self.reweight is None else replace(self, weight=self.reweight(self.target, made))
 
+    def without_left_out(self, tree: Tree) -> Tree:
+        """A tree of an update's names without those that are not matched; one copy that is repeated stays one."""
+        if not any(name in tree for name in self.left_out):
+            return tree
+        if tree.repeated:
+            return Tree.expand({n: t for n, t in tree.row(0).items() if n not in self.left_out}, tree.count)
+        return Tree({name: tensor for name, tensor in tree.items() if name not in self.left_out})
+
     def output(self, victim: int, inputs: Tensor) -> Tensor:
         """What the model that one victim was sent makes of some inputs; its buffers stay as they are."""
         buffers = {name: buffer.clone() for name, buffer in self.buffers.row(victim).items()}  # batch norm moves them
@@ -110,5 +123,6 @@ class Problem:
             views=tuple(view.rows(index) for view in self.views),
             labels=None if self.labels is None else self.labels[index],
             order=None if self.order is None else self.order[index],
+            text=None if self.text is None else self.text.rows(index),
             streams=self.streams.rows(index),
         )

@@ -117,14 +117,17 @@ class Replay:
                 return chain.part(batch, states)[1].update / labels.shape[1]
             return chain.step(batch, states).update
 
-    def moved(self, chain: Chain, inputs: Tensor, labels: Tensor, streams: Streams) -> Tensor:
-        """Where, to first order, a chain's data defenses have the gradients of K batches (K, B, ...) taken."""
+    def moved(self, chain: Chain, inputs: Inputs, labels: Tensor, streams: Streams) -> Tensor:
+        """Where, to first order, a chain's data defenses have the gradients of K batches (K, B, ...) taken.
+
+        Of sentences it is by how much embeddings are moved.
+        """
         count = len(labels)
         start = Tree.expand(self.like.before.row(0), count)
         buffers = Tree.expand(self.like.buffers.row(0), count)
         with self._context():
             batch = ClientBatch(self._engine, start, buffers, inputs, labels, streams.fold("step", 0))
-            return leaf(chain.moved(batch), None)
+            return leaf(chain.moved(batch), self._engine.perturb)
 
     def _walk(self) -> Iterator[slice]:
         """The examples of each local step. Every epoch goes through them as they stand: their order is not known."""

@@ -146,6 +146,7 @@ class Scene:
     suspects: Suspects | None = None  # for attacks that tell members from others
     bench: Workbench = field(default_factory=Workbench)
     views: tuple[Updates, ...] = ()  # every message about each batch, where there are several
+    lengths: Tensor | None = None  # (V, B) tokens of each sentence, special ones included, where the attacker is told
 
     @property
     def seen(self) -> tuple[Updates, ...]:
@@ -200,4 +201,5 @@ class Scene:
             streams=self.streams.rows(index),
             labels=None if self.labels is None else self.labels[index],
             candidates=None if self.candidates is None else self.candidates.rows(index),
+            lengths=None if self.lengths is None else self.lengths[index],
         )

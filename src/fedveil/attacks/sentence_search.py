@@ -17,6 +17,8 @@ NOISY = 2  # the same under noise, where no sentence can fit exactly, and sweeps
 SWEEPS = 6  # times that every token of a sentence may change
 LENGTHS = 3  # of a noisy update, that are looked at
 TRIES = 4  # times that all of this is done anew, where nothing fits
+NEAR = 1e-5  # what is outside of the span by less is in it, in single precision
+ENOUGH = 0.999  # of what the best sentence explains
 BEAM = 32  # beginnings of sentences that are carried on, of a model that looks back alone
 
 Options = Sequence[Sequence[int]]  # the tokens that may stand at each place, the likeliest first
@@ -134,13 +136,23 @@ def carried_on(fit: SentenceFit, options: Options) -> list[Candidate]:
     """
     beam: list[tuple[tuple[int, ...], float]] = [((), 0.0)]
     done: list[Candidate] = []
+    before: dict[tuple[int, ...], float] = {}  # the misfit up to the last token but one, which is never a mere target
     for place, choice in enumerate(options):
         if not choice:
             break
         grown = [((*tokens, token), total) for tokens, total in beam for token in choice]
         outside = fit.misfits(laid_out([tokens for tokens, _ in grown], place + 1))[:, place]
+        before = {tokens: total / max(place, 1) for tokens, total in grown}
         judged = [(tokens, total + float(one)) for (tokens, total), one in zip(grown, outside, strict=True)]
-        beam = sorted(judged, key=lambda each: each[1])[:BEAM]
+        last = place + 1 == len(options)
+        beam = sorted(judged, key=lambda each: (before[each[0]] if last else 0.0, each[1]))[:BEAM]
         done += [Candidate(tokens, total / (place + 1)) for tokens, total in beam]
     longest = max((len(each.tokens) for each in done), default=0)
-    return sorted((each for each in done if len(each.tokens) == longest), key=lambda each: each.misfit)
+    found = sorted((each for each in done if len(each.tokens) == longest), key=lambda each: each.misfit)
+    near = [each for each in found if before[each.tokens] < NEAR]
+    if len({each.tokens[:-1] for each in near}) < 2:
+        return found
+    # Without embeddings of places a token that is repeated lies in the span, too; but that explains little.
+    explained = {each.tokens: fit.explained(laid_out([each.tokens], fit.layers.form.length)[0]) for each in near}
+    most = max(explained.values())
+    return [each for each in near if explained[each.tokens] >= ENOUGH * most]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 
 _HAS = {  # by what an attack needs
     "labels": "labels",
+    "lengths": "sentence lengths",
     "auxiliary": "auxiliary data",
     "candidates": "candidates",
     "suspects": "examples in question",

@@ -14,6 +14,7 @@ from torch.func import functional_call
 
 from fedveil.attacks.base import Attack, Work
 from fedveil.attacks.finding import Reconstruction
+from fedveil.attacks.noisy_rows import likeliest
 from fedveil.attacks.scene import Public, Scene
 from fedveil.attacks.sentence_search import Options
 from fedveil.attacks.threat import ThreatModel
@@ -25,6 +26,7 @@ from fedveil.tasks.models.transformer import TextModel
 from fedveil.tasks.text_form import TextForm
 
 PRESENT = 5.0  # standard deviations by which the row of a token that was used stands out of the noise
+CLEAN = 1e-10  # of the largest row: less noise than that is rounding
 LEAST = 0.25  # of a whole: the share of a place's gradient that makes a token an option there
 
 
@@ -35,13 +37,14 @@ class TokenRows(Attack):
 
     Only tokens of the batch have a row in the gradient of the token table, so the set of tokens is read off. The row of
     a token is the sum of the rows of the places that it stands at, which tells where. Of batches of several sentences
-    the rows say which tokens may stand at a place, and the sentences are put together as `token-span` does. Needs a
+    the rows say which tokens may stand at a place, and the sentences are put together as `token-span` does. Under noise
+    tokens are shared out among the places by how well the rows of both agree, so none need stand out alone. Needs a
     model that shares the gradient of its embeddings, as any does that is trained as a whole. A real attacker does this
     first.
     """
 
     modalities: ClassVar[tuple[str, ...]] = ("sentences",)
-    revision: ClassVar[int] = 1
+    revision: ClassVar[int] = 2  # weak rows are read through noise
 
     options: Count = 16  # tokens, at most, that are tried at each place for each sentence of a batch
 
@@ -98,7 +101,7 @@ class Tables:
     tokens: str
     places: str
     form: TextForm
-    causal: bool
+    first: int  # the row of the first place
 
     @classmethod
     def of(cls, scene: Scene) -> Tables:
@@ -113,17 +116,19 @@ class Tables:
         places = _place_table(public, scene.updates.before.row(0), form)
         if places is None or places not in there:
             raise FedveilError("no gradient of embeddings of places is shared, by which tokens are put in order")
-        return cls(tokens, places, form, public.model.causal)
+        return cls(tokens, places, form, public.model.first_place)
 
     def read(self, gradient: Mapping[str, Tensor]) -> Rows:
         """The rows of both tables in one gradient."""
-        table, places = gradient[self.tokens].double(), gradient[self.places][: self.form.length].double()
+        table = gradient[self.tokens].double()
+        places = gradient[self.places][self.first : self.first + self.form.length].double()
         squares = table.square().sum(1)
         # Most tokens are not in a batch: the median row is noise.
         noise = float(squares.median()) / table.shape[1]
         spread = math.sqrt(2 / table.shape[1])
         tokens = (squares > noise * table.shape[1] * (1 + PRESENT * spread)).nonzero().flatten()
-        return Rows(table[tokens], tokens.tolist(), places, noise, self.form)
+        noisy = noise * table.shape[1] > CLEAN * float(squares.max())
+        return Rows(table[tokens], tokens.tolist(), places, noise, self.form, table if noisy else None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,6 +140,7 @@ class Rows:
     of_places: Tensor  # (P, width)
     noise: float  # variance of an entry
     form: TextForm
+    every: Tensor | None = None  # the rows of the whole vocabulary, where noise may hide some that were used
 
     def stands_at(self) -> Tensor:
         """How much of each place's row is in each token's: (T, P), 1 where the one sentence has the token there."""
@@ -142,6 +148,8 @@ class Rows:
 
     def sentence(self) -> tuple[int, ...]:
         """The tokens of the one sentence in their order."""
+        if self.every is not None:
+            return likeliest(self.every, self.of_places, self.noise, self.form)
         if not self.tokens:
             return ()
         share = self.stands_at()
@@ -193,13 +201,14 @@ def _divided(what: Tensor, into: Tensor, noise: float) -> Tensor:
 
 
 def _place_table(public: Public, weights: Mapping[str, Tensor], form: TextForm) -> str | None:
-    """The parameter with the embedding of every place: the table that is asked with 0, 1, 2, ..."""
+    """The parameter with the embedding of every place: the table that is asked with 0, 1, 2, ... from the first on."""
     assert isinstance(public.model, TextModel)
     length = min(3, form.length)
+    wanted = public.model.first_place + torch.arange(length)
     asked: list[nn.Module] = []
 
     def note(module: nn.Module, given: tuple[Tensor, ...]) -> None:
-        if given and given[0].shape[-1] == length and bool((given[0] == torch.arange(length)).all()):
+        if given and given[0].shape[-1] == length and bool((given[0] == wanted).all()):
             asked.append(module)
 
     names: dict[nn.Module, str] = {

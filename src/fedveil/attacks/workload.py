@@ -7,6 +7,10 @@ same recipe always run the same way.
 
 from __future__ import annotations
 
+from weakref import WeakKeyDictionary
+
+from torch import nn
+
 from fedveil.attacks.problem import Problem
 from fedveil.attacks.recipe import Recipe
 from fedveil.clients.choose import Speed, counted_operations, estimated_seconds
@@ -28,6 +32,8 @@ LARGE_COMPILE_SECONDS = 110.0
 COMPILED_SAVES = 0.5  # share of the stacked time
 # Chunks of victims that compiled code usually serves: an audit attacks the same victims in four roles.
 SERVED = 4
+# Counted once for each model and form of its inputs.
+_OPERATIONS: WeakKeyDictionary[nn.Module, dict[tuple[int, ...], int]] = WeakKeyDictionary()
 
 
 def victims_at_a_time(problem: Problem, seeds: int = 1) -> int:
@@ -72,7 +78,10 @@ def chunk_seconds(problem: Problem, recipe: Recipe, chunk: int) -> float:
 
 def forward_operations(problem: Problem) -> int:
     """Floating-point operations of one forward pass over one victim's batch, over all its local steps."""
-    inputs = problem.like.new_zeros(problem.batch_size, *problem.shape)
-    operations = counted_operations(lambda: problem.output(0, inputs))
+    known = _OPERATIONS.setdefault(problem.model, {})
+    form = (problem.batch_size, *problem.shape)
+    if form not in known:
+        known[form] = counted_operations(lambda: problem.output(0, problem.like.new_zeros(form)))
+    operations = known[form]
     steps = problem.local.steps if problem.local else 1 + max((b.steps for b in problem.before), default=0)
     return operations * steps

@@ -57,6 +57,7 @@ class Shown:
     round: int = 1
     views: tuple[Updates, ...] = ()  # further messages about the same batches
     suspects: Suspects | None = None
+    lengths: Tensor | None = None  # (V, B) tokens of each sentence
 
 
 def scene_of(case: Case, attack: Attack, shown: Shown) -> Scene:
@@ -76,6 +77,7 @@ def scene_of(case: Case, attack: Attack, shown: Shown) -> Scene:
         local=local,
         candidates=shown.candidates if "candidates" in attack.needs else None,
         suspects=shown.suspects if "suspects" in attack.needs else None,
+        lengths=shown.lengths if "lengths" in attack.needs else None,
         bench=case.bench,
         views=views,
     )

@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import torch
 from torch import Tensor, nn
@@ -58,8 +59,6 @@ class Attackable:
 
 def check_captures(captures: Sequence[Capture], setting: CaptureSetting) -> Attackable:
     """Refuse what cannot be attacked together or does not fit the model, before any long work."""
-    if not captures:
-        raise FedveilError("there is no captured update to attack")
     _check_alike(captures)
     first = captures[0]
     _check_loss(first, setting)
@@ -68,17 +67,28 @@ def check_captures(captures: Sequence[Capture], setting: CaptureSetting) -> Atta
     if len(shape) != 3:
         raise FedveilError(f"an attack reconstructs images of shape (channels, height, width), not inputs of {shape}")
     _check_memory(captures, shape)
-    for capture in captures:
-        capture.check(model)
-        _check_gradient(capture)
+    check_updates(captures, model)
     normalization = pixel_map(first, setting)
     if normalization.channels != shape[0]:
         raise FedveilError(f"the normalization is of {normalization.channels} channels, an input's shape is {shape}")
+    chain, stated = stated_chain(first, setting)
+    return Attackable(model, name, shape, _classes(model, shape, first, setting), normalization, chain, stated)
+
+
+def check_updates(captures: Sequence[Capture], model: nn.Module) -> None:
+    """Refuse captures that do not agree, or do not fit the model."""
+    _check_alike(captures)
+    for capture in captures:
+        capture.check(model)
+        _check_gradient(capture)
+
+
+def stated_chain(first: Capture, setting: CaptureSetting) -> tuple[Chain, bool]:
+    """The defense that is stated, and whether anybody states one."""
     told = first.public.defense
     chain = setting.defense if setting.defense is not None else Chain.of(told)
     chain.check_message(first.kind)
-    stated = setting.defense is not None or told is not None
-    return Attackable(model, name, shape, _classes(model, shape, first, setting), normalization, chain, stated)
+    return chain, setting.defense is not None or told is not None
 
 
 # ---- the updates ---------------------------------------------------------------------------------------------
@@ -102,6 +112,8 @@ def _epoch(capture: Capture) -> tuple[int, ...]:
 
 
 def _check_alike(captures: Sequence[Capture]) -> None:
+    if not captures:
+        raise FedveilError("there is no captured update to attack")
     first, facts = captures[0], captures[0].public
     for capture in captures[1:]:
         told = capture.public
@@ -110,9 +122,17 @@ def _check_alike(captures: Sequence[Capture]) -> None:
         for name, one, other in pairs:
             if one != other:
                 raise FedveilError(
-                    f"captures attacked together must agree in {name}: {one!s:.80} and {other!s:.80}; "
+                    f"captures attacked together must agree in {name}: {_words(one):.80} and {_words(other):.80}; "
                     "attack them one by one"
                 )
+
+
+def _words(value: object) -> str:
+    """A long row of equal values, such as batch sizes, is told by their number."""
+    if not isinstance(value, tuple) or len(value) < 5:
+        return str(value)
+    runs = [(each, len(list(same))) for each, same in groupby(value)]
+    return ", ".join(f"{count} × {each}" if count > 1 else str(each) for each, count in runs)
 
 
 def _check_gradient(capture: Capture) -> None:

@@ -19,6 +19,7 @@ from fedveil.auditing.capture_checks import (
     epochs_alike,
     examples_of,
 )
+from fedveil.auditing.capture_text import as_text, check_text, sentences_of, text_task
 from fedveil.auditing.capture_truth import Data, OneTruth, originals_of, others_of, read_truths
 from fedveil.auditing.case import Case
 from fedveil.auditing.experiment import Experiment
@@ -68,10 +69,17 @@ class CaptureShop:
     @classmethod
     def open(cls, asked: Asked, store: Store, workers: Workers) -> Self:
         """Check and prepare all that can be, before anything is attacked."""
+        text = text_task(asked.data, asked.setting, asked.captures, asked.data_root)
+        if text is not None:
+            asked = replace(asked, data=text, setting=as_text(asked.setting, text))
         captures, experiment, data = asked.captures, asked.experiment, asked.data
-        known = check_captures(captures, _with_normalization(asked))
         truths = read_truths(asked.truth, len(captures))
-        originals = originals_of(truths, captures, known) if truths else None
+        if text is not None:
+            known = check_text(captures, asked.setting, text)
+            originals = sentences_of(truths, captures, known, text) if truths else None
+        else:
+            known = check_captures(captures, _with_normalization(asked))
+            originals = originals_of(truths, captures, known) if truths else None
         others = None if data is None else others_of(data, known, asked.setting.loss, asked.data_root)
         settings = _settings(experiment.audit, captures, known)
         kind, judges = _modality(known, others, settings, learns=isinstance(data, Task | str))
@@ -82,7 +90,7 @@ class CaptureShop:
             _check_attack(attack, settings, known, kind)
         case = Case(
             name=f"{known.model_name}, captured",
-            public=Public(known.model, asked.setting.loss, kind.layout(known.shape), known.classes),
+            public=_public(known, asked, kind, text),
             modality=kind,
             settings=settings,
             store=store,
@@ -94,8 +102,10 @@ class CaptureShop:
     def warnings(self) -> list[str]:
         """What is probably wrong with the captures, or with what is said of them: see `preflight`."""
         found: dict[str, None] = {}
+        # An update of text is not computed again.
+        originals = self.originals if self.case.public.layout.text is None else None
         for number, capture in enumerate(self.captures):
-            truth = None if self.originals is None else (self.originals.inputs[number], self.originals.labels[number])
+            truth = None if originals is None else (originals.inputs[number], originals.labels[number])
             known = self.known
             lines = preflight(
                 capture,
@@ -112,6 +122,11 @@ class CaptureShop:
     def updates(self) -> Updates:
         """The captures as one stack of victims."""
         return stack(self.captures, {name: buffer.detach() for name, buffer in self.known.model.named_buffers()})
+
+
+def _public(known: Attackable, asked: Asked, kind: Modality, text: Task | None) -> Public:
+    made = Public(known.model, asked.setting.loss, kind.layout(known.shape), known.classes)
+    return made if text is None else replace(made, target=text.target)
 
 
 def _with_normalization(asked: Asked) -> CaptureSetting:
@@ -144,6 +159,10 @@ def _modality(
     """The kind of data, with networks that compare examples where there are enough others to train them on."""
     if others is None:
         return Pictures(known.normalization), []
+    if others.text is not None:
+        made = modality("sentences")
+        made.check(others, settings.tools)
+        return made.equipped(others, settings.tools)
     kind, tools = modality("pictures"), settings.tools if learns else settings.tools | {"reference": "none"}
     kind.check(others, tools)
     return kind.equipped(others, tools)

@@ -33,7 +33,7 @@ from fedveil.auditing.experiment import Experiment
 from fedveil.auditing.forecast import attack_line
 from fedveil.auditing.judgment import Terms
 from fedveil.auditing.provenance import provenance
-from fedveil.auditing.result import AttackRun, Cost, Images, Result, Row
+from fedveil.auditing.result import AttackRun, Cost, Images, Result, Row, TextLegend
 from fedveil.auditing.roles import Role
 from fedveil.auditing.scoring import RoleScore, images_of, make_row, rows_of, score_unknown
 from fedveil.auditing.sentences import at_most
@@ -155,6 +155,7 @@ def attack_captures(shop: CaptureShop, watch: Watch, command: str) -> AuditResul
     among = evidence.among
     most = most_picked(promised, exposure, among) if among else None
     rows, images = _rows(shop, evidence, most), _images(shop, evidence)
+    legend = case.modality.pieces([images.originals, *images.reconstructions.values()])
     terms = Terms(case.settings, case.modality, among, uninformed=tuple(shop.known.chain.without_knowledge))
     if among:
         verdict = judge(rows, Cost(), promised.sentence + at_most(most, among), terms)
@@ -162,6 +163,8 @@ def attack_captures(shop: CaptureShop, watch: Watch, command: str) -> AuditResul
         verdict = unjudged(terms, promised.sentence, scored=evidence.truths is not None)
     result = Result(
         **described(shop, promised, among),
+        modality=case.modality.name,
+        text=None if legend is None else TextLegend(**legend),
         verdict=verdict,
         rows=rows,
         cost=Cost(),
@@ -223,7 +226,7 @@ def _rows(shop: CaptureShop, evidence: CaptureEvidence, bound: float | None) -> 
 def _images(shop: CaptureShop, evidence: CaptureEvidence) -> Images:
     if evidence.truths is not None:
         return images_of(evidence.scores, evidence.truths, shop.case.modality)
-    made = Images(np.empty((0, *shop.known.shape), np.float32), np.empty(0, np.int64))
+    made = Images(np.empty((0, *shop.case.public.layout.shape), np.float32), np.empty(0, np.int64))
     for each in evidence.scores:
         if each.exhibit is not None:
             made.reconstructions[(each.attack, each.role)] = each.exhibit.numpy()

@@ -13,9 +13,12 @@ from fedveil.auditing.scoring import estimate
 from fedveil.federation.history import Utility
 from fedveil.federation.run import Run
 from fedveil.leakage.intervals import bootstrap, expanded_tail, paired
+from fedveil.tasks.measures import Measure, measure
 from fedveil.tasks.regression import variance
 from fedveil.tasks.task import Task
+from fedveil.tasks.tokens import by_frequency
 
+ENDS = ("mean", "low", "high")
 FEWEST_TIMES = 4  # timed rounds of each run, below which their spread says nothing
 
 
@@ -26,17 +29,18 @@ def measure_cost(task: Task, undefended: Run | None, defended: Run | None) -> Co
     runs: dict[Literal["defended", "undefended"], Run] = {"undefended": undefended}
     if defended is not None:
         runs["defended"] = defended
-    seconds = {name: _seconds(run) for name, run in runs.items()}
+    seconds, kind = {name: _seconds(run) for name, run in runs.items()}, measure(undefended.utility.metric)
     difference = None
     if defended is not None and defended.values is not None and undefended.values is not None:
         share = defended.values.dtype == torch.bool
-        difference = estimate(paired(defended.values.numpy(), undefended.values.numpy(), share=share))
+        found = paired(defended.values.numpy(), undefended.values.numpy(), share=share)
+        difference = _change(estimate(found), undefended, kind)
     last = (defended or undefended).history[-1]
     return Cost(
         metric=undefended.utility.metric,
         rounds=len((defended or undefended).history),
-        defended=_utility(defended),
-        undefended=_utility(undefended),
+        defended=_utility(defended, kind),
+        undefended=_utility(undefended, kind),
         difference=difference,
         others=_others(runs),
         beside=_beside(runs),
@@ -56,10 +60,22 @@ def _majority(task: Task) -> float:
     return float(labels.bincount().max()) / len(labels)
 
 
-def _utility(run: Run | None) -> Estimate | None:
+def _utility(run: Run | None, kind: Measure) -> Estimate | None:
     if run is None or run.values is None:
         return None
-    return estimate(bootstrap(run.values.numpy(), share=run.values.dtype == torch.bool))
+    found = estimate(bootstrap(run.values.numpy(), share=run.values.dtype == torch.bool))
+    return found.model_copy(update={end: kind.of_mean(getattr(found, end)) for end in ENDS})
+
+
+def _change(found: Estimate, undefended: Run, kind: Measure) -> Estimate:
+    """The difference of a measure from that of the values it is made of.
+
+    Of losses it is what the ratio of two perplexities adds to the undefended one, which is taken as it is.
+    """
+    if not kind.of_losses or undefended.values is None:
+        return found
+    bare = float(undefended.values.double().mean())
+    return found.model_copy(update={end: kind.of_mean(bare + getattr(found, end)) - kind.of_mean(bare) for end in ENDS})
 
 
 def _blind(task: Task) -> float | None:
@@ -70,6 +86,8 @@ def _blind(task: Task) -> float | None:
         return variance(task.test.labels)
     if task.target.kind == "labels":
         return 0.5
+    if task.target.kind == "tokens":
+        return by_frequency(task.test.labels)
     return _majority(task) if task.classes else None
 
 

@@ -32,6 +32,7 @@ from fedveil.auditing.workshop import Workshop
 from fedveil.defenses.chain import Chain
 from fedveil.leakage.truths import Truths
 from fedveil.registry import attacks as attack_registry
+from fedveil.tasks.text_form import NO_TOKEN
 
 Attackable = list[tuple[Observed, RoundTruth]]  # round by round
 
@@ -116,7 +117,10 @@ def _attack(shop: Workshop, attack: Attack, rounds: Attackable) -> list[RoleScor
     parts: list[dict[Role, RoleScore]] = []
     learned: dict[str, Fitted] = {}
     for place, (observed, true) in enumerate(rounds):
-        shown = Shown(observed.defended, observed.labels, true.candidates, observed.round, observed.views)
+        lengths = None if shop.task.text is None else (observed.inputs != NO_TOKEN).sum(-1)
+        shown = Shown(
+            observed.defended, observed.labels, true.candidates, observed.round, observed.views, lengths=lengths
+        )
         scenes = scenes_by_role(
             scene_of(shop.case, attack, shown),
             shop.experiment.chain_at(observed.round),

@@ -32,7 +32,7 @@ from fedveil.tasks.inputs import leaves
 from fedveil.tree import Tree
 
 # Raised when a stage comes to other results for the same inputs.
-REVISIONS = {"train": 2, "observe": 1, "fit": 1, "attack": 1, "score": 1, "result": 1}
+REVISIONS = {"train": 3, "observe": 1, "fit": 1, "attack": 1, "score": 1, "result": 1}
 
 
 def content_key(stage: str, **parts: Any) -> str:
@@ -138,6 +138,8 @@ def of_scene(scene: Scene) -> dict[str, Any]:
     """All that an attacker has. The order of the entries, too, decides how an attack runs."""
     row = {**scene.updates.before.row(0), **scene.updates.buffers.row(0)}
     given: dict[str, Tensor | None] = {"labels": scene.labels}
+    if scene.lengths is not None:
+        given["lengths"] = scene.lengths
     if scene.candidates is not None:
         given["candidate labels"] = scene.candidates.labels
         given |= {f"candidates {name}": tensor for name, tensor in leaves(scene.candidates.inputs).items()}

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedveil.auditing.candidates import Originals, single
 from fedveil.auditing.keys import content_key, described_chain, of_tensors
-from fedveil.auditing.store import Entry, Wanted
+from fedveil.auditing.store import Entry, Store, Wanted
 from fedveil.auditing.training import Trained
 from fedveil.auditing.workshop import Workshop
 from fedveil.clients.engine import Tensors
@@ -120,6 +120,11 @@ def _start(shop: Workshop, number: int, found: Trained | None) -> tuple[Tensors,
         return params, recorded or buffers
     assert number == found.run.chosen_round + 1  # see `reached`
     return found.run.params, buffers if shop.task.buffers == "local" else found.run.buffers
+
+
+def kept_observation(store: Store, key: str) -> Observed | None:
+    """What was observed under a key, if it is still kept."""
+    return store.found("observe", key, _Form())
 
 
 class _ViewsForm:

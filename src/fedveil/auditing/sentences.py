@@ -251,7 +251,7 @@ def _on_accuracy(found: Cost, settings: AuditSettings) -> list[Warned]:
     if large_drop(found, settings.large_drop):
         words = f"Large cost: {found.metric} falls by more than {100 * settings.large_drop:g} points."
         if measure(found.metric).lower_is_better:
-            words = f"Large cost: {found.metric} rises by more than {_of_variance(settings.large_drop)}."
+            words = f"Large cost: {found.metric} rises by more than {_of_errors(settings.large_drop, found)}."
         told.append(Warned(words=words, loud=True))
     if found.rounds < FEW_ROUNDS:
         many = f"{found.rounds} round{'s' if found.rounds > 1 else ''}"
@@ -285,9 +285,9 @@ def _on_learning(found: Cost, bare: Estimate) -> list[Warned]:
 
 
 def large_drop(found: Cost, most: float) -> bool:
-    """Whether the utility surely gets worse by more than this: as a fraction, or as a share of the targets' variance.
+    """Whether the utility surely gets worse by more than this: as a fraction, or as a share of a whole for errors.
 
-    The latter is by how much R² falls.
+    For squared errors that is the targets' variance, so that it is by how much R² falls.
     """
     drop, kind = found.difference, measure(found.metric)
     if drop is None:
@@ -296,12 +296,16 @@ def large_drop(found: Cost, most: float) -> bool:
 
 
 def _unit(found: Cost) -> float:
-    """What differences of utility are measured in: 1, or of errors that of always answering the mean."""
-    return (found.majority or math.inf) if measure(found.metric).lower_is_better else 1.0
+    """What differences of utility are measured in: 1, or of errors that of always answering the mean, or the whole."""
+    kind = measure(found.metric)
+    if kind.of_losses:
+        return math.inf if found.undefended is None else found.undefended.mean
+    return (found.majority or math.inf) if kind.lower_is_better else 1.0
 
 
-def _of_variance(part: float) -> str:
-    return f"{100 * part:g} % of the variance of the targets"
+def _of_errors(part: float, found: Cost) -> str:
+    whole = "that without a defense" if measure(found.metric).of_losses else "the variance of the targets"
+    return f"{100 * part:g} % of {whole}"
 
 
 def _no_better(found: Estimate, blind: float, kind: Measure) -> bool:
@@ -325,7 +329,7 @@ def thresholds(found: Cost, terms: Terms, asked_of: Collection[Question] = ()) -
     if "member" in asked_of:
         told.append("membership: the same shares of what is above chance")
     errors = measure(found.metric).lower_is_better
-    large = _of_variance(settings.large_drop) if errors else f"{100 * settings.large_drop:g} points"
+    large = _of_errors(settings.large_drop, found) if errors else f"{100 * settings.large_drop:g} points"
     return told + ([f"large cost: more than {large}"] if found.rounds else [])
 
 

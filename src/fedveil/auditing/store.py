@@ -146,6 +146,14 @@ class Store:
                 found |= {name: fresh[missing[wanted[name].key]] for name, old in found.items() if old is None}
             return {name: result for name, result in found.items() if result is not None}
 
+    def found(self, stage: StageName, key: str, form: Form[T]) -> T | None:
+        """The result that is kept under a key; None if there is none."""
+        if self.folder is None or not (self.folder / stage / key).is_dir():
+            return None
+        room = self.folder / stage
+        with leased(room / f"{key}{LOCK}"):
+            return self._read(room, key, form)
+
     def _read(self, room: Path, key: str, form: Form[T]) -> T | None:
         """The result of an entry, or None if there is none; a damaged one, or of another version, is removed."""
         place = room / key

@@ -10,12 +10,10 @@ from torch import Tensor
 
 from fedveil.auditing.keys import training_key
 from fedveil.auditing.store import Entry, Wanted
-from fedveil.auditing.workshop import Workshop
+from fedveil.auditing.workshop import Workshop, unrecorded
 from fedveil.clients.engine import Tensors
-from fedveil.federation.checkpoint import configuration
 from fedveil.federation.history import RoundRecord, Utility
 from fedveil.federation.run import Run, train
-from fedveil.federation.settings import FederationSettings
 from fedveil.federation.steps import Prepared
 from fedveil.tensorfile import grouped, prefixed
 
@@ -34,8 +32,8 @@ def trained(shop: Workshop, prepared: Prepared, line: str, rounds: tuple[int, ..
 
     rounds: whose start is to be known. Which they are changes nothing else: they are not in the key.
     """
-    plan, key = prepared.plan, run_key(prepared)
-    settings = _unrecorded(prepared)
+    plan, key = unrecorded(prepared.plan), run_key(shop, prepared)
+    settings = plan.settings
     recorded = replace(prepared, plan=replace(plan, settings=replace(settings, record_rounds=rounds, record_clients=1)))
     shop.tell(line)
 
@@ -48,15 +46,11 @@ def trained(shop: Workshop, prepared: Prepared, line: str, rounds: tuple[int, ..
     return shop.store.keep("train", Wanted(key, about), _Form(key, rounds), make)
 
 
-def run_key(prepared: Prepared) -> str:
-    """The key of what a run comes to. Which rounds are recorded is not in it."""
-    plan, engine = prepared.plan, prepared.engine
-    told = configuration(replace(plan, settings=_unrecorded(prepared)))
-    return training_key(told, plan.chain, [engine.backend, engine.chunk, str(prepared.device)])
-
-
-def _unrecorded(prepared: Prepared) -> FederationSettings:
-    return replace(prepared.plan.settings, record_rounds=(), record_clients=None)
+def run_key(shop: Workshop, prepared: Prepared) -> str:
+    """The key of what a run of a workshop comes to, with the defense or without."""
+    chain, engine = prepared.plan.chain, prepared.engine
+    told = shop.told | {"defense": str(chain)}
+    return training_key(told, chain, [engine.backend, engine.chunk, str(prepared.device)])
 
 
 def _trained(key: str, run: Run) -> Trained:

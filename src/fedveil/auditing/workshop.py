@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Self
+from typing import Any, Self
 
 from fedveil.attacks.scene import Public, Workbench
 from fedveil.auditing.auxiliary import Auxiliary, AuxiliarySource
@@ -17,6 +17,7 @@ from fedveil.auditing.requirements import check_experiment
 from fedveil.auditing.store import Store
 from fedveil.defenses.chain import Chain
 from fedveil.defenses.guarantee import ONE_EXAMPLE, Exposure
+from fedveil.federation.checkpoint import configuration
 from fedveil.federation.exposure import exposures
 from fedveil.federation.observers import Watch
 from fedveil.federation.plan import Plan
@@ -43,15 +44,23 @@ class Workshop:
     lineup: Lineup
     held_out: HeldOut
     auxiliary: Auxiliary | None  # what attackers learn from
+    beside: Workshop | None = None  # that of the same task which it was opened beside
 
     @classmethod
     def open(
-        cls, experiment: Experiment, store: Store, workers: Workers, watch: Watch, beside: Self | None = None
+        cls,
+        experiment: Experiment,
+        store: Store,
+        workers: Workers,
+        watch: Watch,
+        beside: Self | None = None,
+        sketched: bool = False,
     ) -> Self:
         """Check and prepare all that can be, before anything is trained or attacked.
 
         beside: that of an experiment with the same task, federation, seed, device and backend: nothing is read,
             measured or compiled again then.
+        sketched: for a forecast, see `prepare`.
         """
         task = experiment.build_task() if beside is None else beside.task
         kind = modality_of(task)
@@ -59,8 +68,8 @@ class Workshop:
         held_out, auxiliary = _held_out(experiment, task, kind)
         plan = Plan(task, Chain(), experiment.federation, experiment.seed)
         pool = workers if experiment.trains and experiment.federation.protocol == "fedavg" else None
-        made = partial(prepare, backend=experiment.backend, device=experiment.device, workers=pool)
-        plain = made(plan, engine=None if beside is None else beside.plain.engine)
+        made = partial(prepare, backend=experiment.backend, device=experiment.device, workers=pool, sketched=sketched)
+        plain = made(plan, engine=None) if beside is None else beside.plain
         defended = made(plan.under(experiment.chain), engine=plain.engine) if experiment.defense else plain
         if beside is not None and beside.experiment.audit.tools == experiment.audit.tools:
             equipped, judges = beside.modality, beside.judges
@@ -77,7 +86,7 @@ class Workshop:
             training=ReferenceTraining(plain) if experiment.trains else None,
         )
         lineup = Lineup.of(experiment, task, case, learns=auxiliary is not None)
-        return cls(experiment, task, case, judges, watch, plain, defended, lineup, held_out, auxiliary)
+        return cls(experiment, task, case, judges, watch, plain, defended, lineup, held_out, auxiliary, beside)
 
     @property
     def chain(self) -> Chain:
@@ -93,6 +102,11 @@ class Workshop:
     def modality(self) -> Modality:
         """The kind of data."""
         return self.case.modality
+
+    @cached_property
+    def told(self) -> dict[str, Any]:
+        """All that a run without the defense depends on, but for which rounds are recorded."""
+        return configuration(unrecorded(self.plain.plan)) if self.beside is None else self.beside.told
 
     @cached_property
     def exposures(self) -> list[Exposure]:
@@ -118,6 +132,11 @@ class Workshop:
     def with_rounds(self, rounds: list[int]) -> Self:
         """The same, attacking other rounds."""
         return replace(self, experiment=self.experiment.with_rounds(rounds))
+
+
+def unrecorded(plan: Plan) -> Plan:
+    """A plan that records no rounds: which they are changes nothing else."""
+    return replace(plan, settings=replace(plan.settings, record_rounds=(), record_clients=None))
 
 
 def _held_out(experiment: Experiment, task: Task, kind: Modality) -> tuple[HeldOut, Auxiliary | None]:

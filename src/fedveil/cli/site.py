@@ -28,3 +28,15 @@ def check(policy: _Policy) -> None:
     read = Policy.load(policy)
     check_seam()
     print(f"Every update leaves under {read.rules.chain}, on {read.rules.kind}; log: {read.log}; state: {read.state}")
+
+
+@app.command("wrapper")
+def wrapper(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where to write the programs.")], policy: _Policy
+) -> None:
+    """Write a `flwr-clientapp` that runs apps under the policy, for a SuperNode that others start."""
+    from fedveil.flower.site.clientapp import write_wrapper
+
+    for path in write_wrapper(folder, policy):
+        print(path)
+    print(f"Start flower-superexec with PATH={folder.absolute()}:$PATH")

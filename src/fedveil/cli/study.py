@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -12,6 +13,7 @@ from fedveil.cli.grid import Counter
 from fedveil.errors import FedveilError
 
 if TYPE_CHECKING:
+    from fedveil.study.figures import Drawing
     from fedveil.study.outcome import Outcome
     from fedveil.study.rooms import IndexedStore
     from fedveil.study.studying import StudyPlan
@@ -27,6 +29,12 @@ _Scale = Annotated[
 _Store = Annotated[
     Path | None,
     typer.Option("--store", metavar="FOLDER", help="The store.", show_default="FEDVEIL_STORE or fedveil-out/store"),
+]
+
+
+_Add = Annotated[
+    Path | None,
+    typer.Option("--add", metavar="FILE.py", help="A Python file that registers a defense of your own."),
 ]
 
 
@@ -50,6 +58,7 @@ def _run(
     scale: _Scale = "desk",
     store: _Store = None,
     workers: Annotated[str, typer.Option(metavar="TEXT", help="Processes that make whole audits.")] = "auto",
+    add: _Add = None,
     on: Annotated[str | None, typer.Option("--on", metavar="TEXT", help="ray, or ray://HOST:PORT.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Do not show progress.")] = False,
 ) -> None:
@@ -58,12 +67,16 @@ def _run(
     from fedveil.study.studying import run_study
     from fedveil.workers import Workers
 
+    if add is not None:
+        _added(add, alone=on is None and workers in ("auto", "1"))
     command = f"fedveil study run {name} --scale {scale}" + (f" --store {store}" if store else "")
     pool = Workers.of(workers)
     with Display(quiet=quiet).running(lambda: command), pool:
         kept, plan = _planned(name, scale, store, command)
         if not quiet:
             told = [f"Scale: {scale}.", *(f"  cut: {cut}" for cut in plan.scaled.cuts())]
+            if plan.scaled.study.hours:
+                told.append(f"Budget: {plan.scaled.study.hours:g} hours on two cores.")
             told += [f"  left empty: {cell} ({why})" for cell, why in plan.missing.items()]
             print(*told, plan.estimates.told, sep="\n", file=sys.stderr, flush=True)
         counter = Counter(plan.seconds, quiet)
@@ -72,7 +85,7 @@ def _run(
 
             run_on_ray(plan.grid, kept, on, counter)
         outcome = run_study(plan, kept, pool, done=None if on is not None else counter)
-    _show(outcome)
+    _show(outcome, plan, kept)
 
 
 @app.command("status")
@@ -90,12 +103,13 @@ def _status(name: _Name, scale: _Scale = "desk", store: _Store = None) -> None:
 
 
 @app.command("show")
-def _show_command(name: _Name, scale: _Scale = "desk", store: _Store = None) -> None:
+def _show_command(name: _Name, scale: _Scale = "desk", store: _Store = None, add: _Add = None) -> None:
     """Show the table of what is done so far; nothing is computed."""
     from fedveil.study.studying import gathered
 
+    _added(add)
     kept, plan = _planned(name, scale, store, "")
-    _show(gathered(plan, kept))
+    _show(gathered(plan, kept), plan, kept)
 
 
 @app.command("export")
@@ -104,21 +118,30 @@ def _export(
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="FILE.md, .csv, .tex or .html.")],
     scale: _Scale = "desk",
     store: _Store = None,
+    add: _Add = None,
 ) -> None:
     """Write the table of what is done so far as Markdown, CSV, LaTeX or HTML."""
     from fedveil.files import writable_folder, write_atomically
-    from fedveil.study.studying import gathered
+    from fedveil.study.studying import illustrated
 
     form = out.suffix.removeprefix(".")
     if form not in FORMATS:
         raise FedveilError(f"--out must end with {', '.join(f'.{each}' for each in FORMATS)} (got '{out.name}')")
+    _added(add)
     kept, plan = _planned(name, scale, store, "")
+    if plan.scaled.study.every and form in ("md", "html"):
+        from fedveil.report.leaderboard_page import leaderboard_markdown, render_leaderboard
+        from fedveil.study.studying import ranked
+
+        made = (leaderboard_markdown if form == "md" else render_leaderboard)(plan.scaled, ranked(plan, kept))
+    else:
+        made = exported(*illustrated(plan, kept), form)  # type: ignore[arg-type]
     writable_folder(out.parent)
-    write_atomically(out, exported(gathered(plan, kept), form).encode())  # type: ignore[arg-type]
+    write_atomically(out, made.encode())
     print(out)
 
 
-def exported(outcome: Outcome, form: Literal["md", "csv", "tex", "html"]) -> str:
+def exported(outcome: Outcome, drawings: Sequence[Drawing], form: Literal["md", "csv", "tex", "html"]) -> str:
     """The table and what it says in one of the formats."""
     from fedveil.study.summary import summary
     from fedveil.study.tables import as_csv, as_latex, as_markdown
@@ -126,7 +149,7 @@ def exported(outcome: Outcome, form: Literal["md", "csv", "tex", "html"]) -> str
     if form == "html":
         from fedveil.report.study_page import render_study
 
-        return render_study(outcome)
+        return render_study(outcome, drawings)
     if form == "csv":
         return as_csv(outcome.records())
     if form == "tex":
@@ -143,8 +166,25 @@ def _planned(name: str, scale: str, store: Path | None, command: str) -> tuple[I
     return kept, plan_study(find_study(name), scale, kept, command)
 
 
-def _show(outcome: Outcome) -> None:
+def _added(path: Path | None, *, alone: bool = True) -> None:
+    """Register what a Python file registers: it is run, as the user asks."""
+    if path is None:
+        return
+    if not alone:
+        raise FedveilError("--add works in one process: leave out --workers and --on, or install the file as a package")
+    from fedveil.study.added import add_file
+
+    add_file(path)
+
+
+def _show(outcome: Outcome, plan: StudyPlan, store: IndexedStore) -> None:
     from fedveil.study.summary import summary
     from fedveil.study.tables import as_text
 
+    if plan.scaled.study.every:
+        from fedveil.study.leaderboard import table_of
+        from fedveil.study.studying import ranked
+
+        print(*(as_text(table_of(board)) for board in ranked(plan, store)), sep="\n\n")
+        return
     print(as_text(outcome.table()), "", *summary(outcome), sep="\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -15,6 +16,7 @@ from fedveil.streams import Streams
 from fedveil.tree import at_least_single
 
 Norm = Literal["l2", "linf"]
+Per = Literal["example", "token"]  # what a radius is for
 PADDING = "attention_mask"  # the part of text inputs that tells tokens from padding
 TINY = 1e-30  # keeps a division by a length of zero finite
 VANISHED = 1e-9  # below this share of the lower bound a perturbation has no direction worth keeping
@@ -22,7 +24,7 @@ VANISHED = 1e-9  # below this share of the lower bound a perturbation has no dir
 
 @dataclass(frozen=True)
 class Ring:
-    """The perturbations δ with low ≤ ‖δ‖ ≤ high, for every example on its own.
+    """The perturbations δ with low ≤ ‖δ‖ ≤ high, for every example on its own, or for every token of a text.
 
     >>> Ring(1.0, 2.0).project(torch.tensor([[[3.0, 4.0], [0.3, 0.4], [0.9, 1.2]]]), direction=lambda: None)
     tensor([[[1.2000, 1.6000],
@@ -33,27 +35,34 @@ class Ring:
     low: float
     high: float
     norm: Norm = "l2"
+    per: Per = "example"
 
-    def length(self, delta: Tensor, axes: int = 2) -> Tensor:
-        """‖δ‖ of each example, shaped to multiply δ; the first `axes` axes count clients and examples."""
+    @property
+    def axes(self) -> int:
+        """The first axes of δ, which count clients, examples and perhaps tokens."""
+        return 2 if self.per == "example" else 3
+
+    def length(self, delta: Tensor) -> Tensor:
+        """‖δ‖ of each example, or token, shaped to multiply δ."""
+        axes = self.axes
         flat = delta.reshape(*delta.shape[:axes], -1)
         length = flat.abs().amax(-1) if self.norm == "linf" else torch.linalg.vector_norm(flat, dim=-1)
         return length.reshape(*delta.shape[:axes], *[1] * (delta.dim() - axes))
 
-    def project(self, delta: Tensor, direction: Callable[[], Tensor], axes: int = 2) -> Tensor:
+    def project(self, delta: Tensor, direction: Callable[[], Tensor]) -> Tensor:
         """The perturbation moved into the ring.
 
         In L2 to the nearest point. In L∞ entries are cut at `high`; a δ that must grow is scaled (our reading: the
         nearest point would move a single entry). A δ of no length that must grow takes a random `direction`.
         """
         wide = at_least_single(delta)  # in half precision a small δ could not be told from one that vanished
-        length = self.length(wide, axes)
+        length = self.length(wide)
         if self.low > 0:
             grown, size = wide, length
             vanished = length < VANISHED * self.low
             if vanished.any():
                 grown = torch.where(vanished, direction().to(wide), wide)
-                size = self.length(grown, axes)
+                size = self.length(grown)
             wide = torch.where(length < self.low, grown / size.clamp_min(TINY) * self.low, wide)
         if self.norm == "linf":
             return wide.clamp(-self.high, self.high).to(delta.dtype)
@@ -65,7 +74,8 @@ class Ring:
             box = (2 * streams.uniform_like(like) - 1) * self.high
             return self.project(box, lambda: streams.normal_like(like))
         direction = at_least_single(streams.normal_like(like))
-        share = streams.uniform(like.shape[1], dtype=direction.dtype).to(like.device)
+        sizes = like.shape[1 : self.axes]
+        share = streams.uniform(math.prod(sizes), dtype=direction.dtype).to(like.device)
         length = self.low + (self.high - self.low) * share
         size = self.length(direction)
         return (direction / size.clamp_min(TINY) * length.reshape(size.shape)).to(like.dtype)
@@ -79,6 +89,12 @@ def require_real_inputs(batch: ClientBatch, name: str) -> None:
             f"{name} perturbs real numbers, and here inputs are of type {kind}: name the part of the inputs that may "
             "be perturbed, such as perturb='inputs_embeds' for text"
         )
+
+
+def check_per(batch: ClientBatch, per: Per, name: str) -> None:
+    """Refuse a radius for each token where there are none."""
+    if per == "token" and not_padding(batch) is None:
+        raise FedveilError(f"{name}: per='token' is for text, and these inputs have no tokens: leave it out")
 
 
 def not_padding(batch: ClientBatch) -> Tensor | None:

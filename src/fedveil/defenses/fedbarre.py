@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedveil.clients.batch import ClientBatch, StepResult
-from fedveil.defenses.ball import Ring, not_padding, require_real_inputs
+from fedveil.defenses.ball import Per, Ring, check_per, not_padding, require_real_inputs
 from fedveil.defenses.base import Defense, Facts, Knowledge, OwnModels, StepsBefore, Strength
 from fedveil.defenses.guarantee import Exposure, Guarantee
 from fedveil.errors import FedveilError
@@ -64,6 +64,7 @@ class FedBARRE(Defense):
     sigma: NonNegative | None = None
     low: NonNegative = 0.0  # ℓ in the paper: least length of δ, in the model's input space
     high: NonNegative = 8 / 255  # u in the paper: greatest length of δ
+    per: Per = "example"  # what has its own δ of that length: an example, or each token of a text
     pgd_steps: RepeatsOrZero = 5  # T in the paper: steps that δ is moved by
     pgd_lr: NonNegative = 0.1  # η_δ in the paper: rate of such a step
     lr: NonNegative = 0.1  # ρ in the paper: rate of a model's step; see the weaknesses
@@ -83,7 +84,7 @@ class FedBARRE(Defense):
     @property
     def ring(self) -> Ring:
         """The perturbations that are allowed."""
-        return Ring(self.low, self.high)
+        return Ring(self.low, self.high, per=self.per)
 
     def gradient(self, batch: ClientBatch) -> StepResult:
         """Algorithm 2: the gradient of the total loss at the chosen model, or at all of them by their weights."""
@@ -112,6 +113,7 @@ class FedBARRE(Defense):
                 "some (Guard takes validation=(inputs, targets)), or use models=1"
             )
         require_real_inputs(batch, self.name)
+        check_per(batch, self.per, self.name)
         params, members, losses = batch.params.map(torch.clone), [], []
         for model in range(self.models):
             delta = torch.empty(0)
@@ -139,8 +141,8 @@ class FedBARRE(Defense):
         def projected(delta: Tensor) -> Tensor:
             return self.ring.project(delta, lambda: masked(turn.normal_like(inputs)))
 
-        size: int | Tensor = math.prod(inputs.shape[2:])
-        if real is not None:
+        size: int | Tensor = math.prod(inputs.shape[self.ring.axes :])
+        if real is not None and self.per == "example":
             size = real.expand_as(inputs).flatten(2).sum(2).reshape(*inputs.shape[:2], *[1] * (inputs.dim() - 2))
         delta = projected(masked(self._sigma(size) * streams.normal_like(inputs)))
         for _ in range(self.pgd_steps):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedveil.clients.batch import ClientBatch
-from fedveil.defenses.ball import Norm, Ring, not_padding, require_real_inputs
+from fedveil.defenses.ball import Norm, Per, Ring, check_per, not_padding, require_real_inputs
 from fedveil.defenses.base import Defense, Facts, Knowledge, Strength
 from fedveil.defenses.guarantee import Exposure, Guarantee
 from fedveil.errors import FedveilError
@@ -53,6 +53,7 @@ class FedEM(Defense):
     radius: NonNegative = 8 / 255  # ρ_u^max in the paper: greatest length of δ, in the model's input space
     min_radius: NonNegative = 0.0  # ρ_u^min in the paper: least length of δ
     norm: Norm = "l2"  # how the length of δ is measured
+    per: Per = "example"  # what has its own δ of that length: an example, or each token of a text
     # "sign": α·sign(∇), the paper's. "relative": sign(∇) scaled to the length 2.5·radius/steps in the norm of the ball.
     step: Literal["sign", "relative"] = "sign"
     freeze: bool = False  # the inner model w_u stays at the global w
@@ -67,11 +68,12 @@ class FedEM(Defense):
     @property
     def ring(self) -> Ring:
         """The perturbations that are allowed."""
-        return Ring(self.min_radius, self.radius, self.norm)
+        return Ring(self.min_radius, self.radius, self.norm, self.per)
 
     def perturb(self, batch: ClientBatch) -> Inputs:
         """The inner loop of Algorithm 1."""
         require_real_inputs(batch, self.name)
+        check_per(batch, self.per, self.name)
         inputs, unit = batch.perturbed, self._unit(batch.perturbed, axes=2)
         delta, carried = self._carried(batch)
         real = not_padding(batch)
@@ -160,7 +162,8 @@ class FedEM(Defense):
         """
         most = min(self.radius, self.alpha * self.steps) if self.step == "sign" else self.radius
         scale = min(self.std, default=1.0)
-        length = self.radius / self.moved_share**0.5 / scale if self.norm == "l2" else math.inf
+        bounded = self.norm == "l2" and self.per == "example"
+        length = self.radius / self.moved_share**0.5 / scale if bounded else math.inf
         return replace(super().knowledge(observed, facts), reach=most / scale, length=length)
 
     def measures(self, update: Tree) -> dict[str, float]:

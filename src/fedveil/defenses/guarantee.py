@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # What a formal guarantee covers, in the words of the ledger.
 ONE_EXAMPLE = "one training example"
@@ -34,6 +38,22 @@ class Exposure:
     def uses(self, place: str) -> int:
         """How often a defense at a place meets one client's data: with every gradient, or with every update."""
         return self.releases * (1 if place in ("upload", "server") else self.local_steps)
+
+
+def exposure_of(
+    weights: Mapping[str, Tensor], *, seeded: bool, bare_buffers: bool = False, delta: float = 1e-5
+) -> Exposure:
+    """What all releases of such weights have in common; a ledger counts how many there are."""
+    return Exposure(
+        parameters=sum(tensor.numel() for tensor in weights.values()),
+        rounds=0,
+        steps_per_round=1,
+        sampling_rate=1.0,
+        delta=delta,
+        bare_buffers=bare_buffers,
+        dtypes=tuple(sorted({str(tensor.dtype).removeprefix("torch.") for tensor in weights.values()})),
+        seeded=seeded,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,10 +18,10 @@ from fedveil.federation.history import Utility
 from fedveil.tasks.auroc import auroc_by_example
 from fedveil.tasks.examples import Examples
 from fedveil.tasks.inputs import Inputs, as_arguments, count, leaves, map_inputs
-from fedveil.tasks.measures import metric_of
+from fedveil.tasks.measures import MetricName, measure, metric_of
 from fedveil.tasks.regression import predicted, variance
 from fedveil.tasks.task import Task
-from fedveil.tasks.tokens import next_token_hits
+from fedveil.tasks.tokens import next_token_hits, next_token_losses
 
 BATCH = 256
 TOKENS = 1024  # of running text at a time: every one has a score for each entry of the vocabulary
@@ -70,39 +70,46 @@ class Evaluator:
         """On the test part, the validation part and a sample of the training part; see `values`."""
         test, validation, training = self._judged(("test", "validation", "training"), params, buffers)
         return Utility(
-            metric=metric_of(self._task.target.kind),
-            validation=validation.mean,
-            test=test.mean,
-            train=training.mean,
+            metric=self._metric,
+            validation=self._of(validation),
+            test=self._of(test),
+            train=self._of(training),
             others=test.others,
         )
 
     def test_value(self, params: Tensors, buffers: Tensors) -> float | None:
         """The same on the test part alone."""
-        return self._judged(("test",), params, buffers)[0].mean
+        return self._of(self._judged(("test",), params, buffers)[0])
 
     def values(self, params: Tensors, buffers: Tensors) -> Tensor | None:
-        """One value for every test example, whose mean is the utility; None where there is nothing to judge by.
+        """One value for every test example, whose mean tells the utility; None where there is nothing to judge by.
 
-        Whether its class is the highest score; of running text, for every next token. With several labels, what it
-        adds to the area under the ROC curve; of numbers, the squared error.
+        Whether its class is the highest score. With several labels, what it adds to the area under the ROC curve; of
+        numbers, the squared error; of a piece of running text, the loss of its next tokens (see `Measure.of_mean`).
         """
         return self._judged(("test",), params, buffers)[0].values
 
+    @property
+    def _metric(self) -> MetricName:
+        return metric_of(self._task.target.kind)
+
+    def _of(self, judged: _Judged) -> float | None:
+        return None if judged.values is None else measure(self._metric).of_mean(float(judged.values.double().mean()))
+
     def _judged(self, parts: tuple[Part, ...], params: Tensors, buffers: Tensors) -> list[_Judged]:
-        judged = self._elsewhere or self.batches
-        return [
-            self._together(self._parts[part], found)
-            for part, found in zip(parts, judged(parts, params, buffers), strict=True)
-        ]
+        found = (self._elsewhere or self.batches)(parts, params, buffers)
+        return [self._together(self._parts[part], own) for part, own in zip(parts, found, strict=True)]
 
     def _together(self, examples: Examples | None, found: list[Found]) -> _Judged:
         """All batches of a part."""
         if examples is None or not found:
             return _Judged()
-        if examples.next_tokens or examples.target.kind == "class":
-            return _Judged(torch.cat([each for (each,) in found]))
-        scores, targets = (torch.cat(each) for each in zip(*found, strict=True))
+        columns = [torch.cat(each) for each in zip(*found, strict=True)]
+        if examples.next_tokens:
+            return _running(*columns)
+        if examples.target.kind == "class":
+            return _classes(*columns, text=examples.text is not None)
+        scores, targets = columns
         if scores.numel() != targets.numel():
             return _Judged()  # outputs of another form, of which only the loss knows what they mean
         return _several(scores, targets) if examples.multi_label else _numbers(scores, targets)
@@ -128,9 +135,9 @@ class Evaluator:
                 package = self._package(params, buffers, inputs) if len(targets) == size else None
                 scores = (package or self._scored)(params, buffers, inputs).cpu()
                 if examples.next_tokens:
-                    found.append((next_token_hits(scores, targets),))
+                    found.append((*next_token_losses(scores, targets), next_token_hits(scores, targets)))
                 elif examples.target.kind == "class":
-                    found.append((_hits(scores, targets),))
+                    found.append((scores.argmax(1), targets))
                 else:
                     found.append((scores, targets))
         return found
@@ -210,9 +217,19 @@ class _Judged:
     values: Tensor | None = None
     others: dict[str, float] = field(default_factory=dict)
 
-    @property
-    def mean(self) -> float | None:
-        return None if self.values is None else float(self.values.double().mean())
+
+def _classes(found: Tensor, right: Tensor, *, text: bool) -> _Judged:
+    """Classes; those of sentences also by Matthews' correlation, as is usual for them."""
+    if not text:
+        return _Judged(found == right)
+    from sklearn.metrics import matthews_corrcoef  # takes a while to import
+
+    return _Judged(found == right, {"MCC": float(matthews_corrcoef(right.numpy(), found.numpy()))})
+
+
+def _running(losses: Tensor, counts: Tensor, hits: Tensor) -> _Judged:
+    """Running text: of every piece its share of the loss, so that the mean is that of all next tokens."""
+    return _Judged(losses.double() / counts.double().mean(), {"accuracy": float(hits.double().mean())})
 
 
 def _several(scores: Tensor, targets: Tensor) -> _Judged:
@@ -229,10 +246,6 @@ def _numbers(output: Tensor, targets: Tensor) -> _Judged:
     if spread > 0:
         others["R²"] = 1 - float(off.square().mean()) / spread
     return _Judged(off.square().mean(1), others)
-
-
-def _hits(scores: Tensor, targets: Tensor) -> Tensor:
-    return scores.argmax(1) == targets
 
 
 def _written(inputs: Inputs) -> list[int]:

@@ -15,7 +15,7 @@ from fedveil.clients.engine import Backend, Engine
 from fedveil.errors import FedveilError
 from fedveil.federation.evaluate import BATCH as EVALUATED_AT_ONCE
 from fedveil.federation.plan import Plan
-from fedveil.federation.rehearsal import dry_step
+from fedveil.federation.rehearsal import dry_step, sketched_step
 from fedveil.federation.schedule import sampled_clients
 from fedveil.federation.settings import FederationSettings
 from fedveil.federation.steps import Prepared
@@ -33,12 +33,14 @@ def prepare(
     device: str | torch.device = "cpu",
     workers: Workers | None = None,
     engine: Engine | None = None,
+    sketched: bool = False,
 ) -> Prepared:
     """Check a plan, choose its engine and try one step. `train` and `probe` take the result, as often as needed.
 
     workers: a pool for FedAvg's clients, which must stay open for as long as the result is used.
     engine: that of another plan of the same task, protocol and device, such as one with other defenses. Nothing is
         measured or compiled again then.
+    sketched: for a forecast: one step is tried in little time, which is not to be relied on for more.
     """
     plan.check()
     several = workers is not None and _several(workers, plan, device)
@@ -46,6 +48,8 @@ def prepare(
         count = workers.count if workers is not None and several else 1
         engine = engine_for(plan.task, plan.settings, backend=backend, device=device, workers=count)
     prepared = Prepared(plan, engine, torch.device(device), backend)
+    if sketched:
+        return replace(prepared, passes=sketched_step(prepared))
     dry_step(prepared)
     if workers is None or not several:
         return prepared

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedveil.clients.sketch import Sketch
 from fedveil.defenses.chain import Chain, ClientStates
 from fedveil.errors import FedveilError
 from fedveil.federation.plan import Moment
@@ -20,12 +21,27 @@ from fedveil.federation.steps import Group, Prepared, group_step, refusals
 from fedveil.streams import Streams
 from fedveil.tree import Tree
 
+FEW = 2  # examples in a sketched step
 # Generators that a whole process shares: how their states are read and put back.
 GENERATORS: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {
     "torch's global generator": (torch.get_rng_state, torch.set_rng_state),
     "NumPy's global generator": (np.random.get_state, np.random.set_state),
     "Python's module random": (random.getstate, random.setstate),
 }
+
+
+def sketched_step(prepared: Prepared) -> int:
+    """`dry_step` in little time: two examples, every quantity computed once. Returns how many passes it asks for.
+
+    It refuses what cannot run at all, and cannot see what only the right numbers would show.
+    """
+    sketch = Sketch(prepared.engine)
+    with _generators_kept():
+        found = _rehearsed(replace(prepared, engine=sketch), ClientStates(), client=0, most=FEW)
+    chain = prepared.plan.chain
+    if chain.defenses and found.refused:
+        raise FedveilError(f"{found.refused}: check the settings of {chain}")
+    return sketch.passes
 
 
 @dataclass(frozen=True)
@@ -75,13 +91,13 @@ def _is_ours(chain: Chain) -> bool:
     return all(type(defense).__module__.startswith("fedveil.") for defense in chain.defenses)
 
 
-def _rehearsed(prepared: Prepared, states: ClientStates, client: int) -> Rehearsal:
+def _rehearsed(prepared: Prepared, states: ClientStates, client: int, most: int | None = None) -> Rehearsal:
     """What a client would send after one step, and what a trusted server would make of it."""
     before = {name: _fingerprint(read()) for name, (read, _) in GENERATORS.items()}
     plan, settings = prepared.plan, prepared.plan.settings
     number = settings.warmup_rounds + 1
     chain, moment = plan.chain_at(number), Moment(number, 0)
-    indices = plan.task.clients[client][: settings.batch_size]
+    indices = plan.task.clients[client][: min(settings.batch_size, most or settings.batch_size)]
     plan.compose(client, indices, moment)
     server = Server.start(prepared)
     params, buffers = Tree.expand(server.params, 1), Tree.expand(server.buffers, 1)

@@ -46,6 +46,7 @@ class Prepared:
     observers: tuple[Observer, ...] = ()
     workers: Workers | None = None  # processes that train FedAvg's chunks of clients; none: they are trained here
     lodged_task: Lodged | None = None  # where these find the task
+    passes: int | None = None  # through the model in a client's step, where they were counted
     secure: bool = False  # a real client: its defenses draw from the operating system's entropy, never from a seed
 
     def under(self, chain: Chain) -> Prepared:

@@ -67,8 +67,13 @@ class Keeper:
         """Go on where a run stopped, if there is something; the ledger is never forgotten."""
         if self.folder is None:
             return None
-        self._load_ledger(ledger, chain)
         path = self.folder / CHECKPOINT
+        if path.exists() and not (self.folder / LEDGER).exists():
+            raise FedveilError(
+                f"{path} has no {LEDGER} beside it: nobody knows what was spent before; restore it, or choose another "
+                "folder"
+            )
+        self._load_ledger(ledger, chain)
         if not path.exists():
             return None
         header, tensors = read_tensors(path, _Checkpoint, FORMAT, VERSION)

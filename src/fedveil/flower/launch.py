@@ -24,6 +24,13 @@ QUIET = {
     "RAY_DISABLE_IMPORT_WARNING": "1",
 }
 LOOPBACK = "127.0.0.1"
+# On Linux the kernel asks a program to end when we have died, however that happened. Its own children watch it.
+LEASH = f"""
+import ctypes, os, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, {int(signal.SIGTERM)})
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
 
 
 def environment(home: Path, **more: str) -> dict[str, str]:
@@ -60,10 +67,15 @@ class Program:
     """A program that was started, with a log; it and its children are stopped by their ids."""
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str], log: Path) -> None:
-        self.log = log
+        self.log, self.name = log, Path(command[0]).name
         with log.open("ab") as out:
             self.process = subprocess.Popen(
-                list(command), env=dict(env), stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
+                [sys.executable, "-c", LEASH, *command],
+                env=dict(env),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
             )
 
     @property
@@ -80,7 +92,7 @@ class Program:
         try:
             return self.process.wait(seconds)
         except subprocess.TimeoutExpired:
-            raise FedveilError(f"{self.process.args!s:.60} did not end within {seconds:g} s: see {self.log}") from None
+            raise FedveilError(f"{self.name} did not end within {seconds:g} s: see {self.log}") from None
 
     def kill(self) -> None:
         """End it at once, with its children."""
@@ -106,7 +118,7 @@ def until_open(started: Program, port: int, seconds: float = 90.0) -> None:
     end = time.monotonic() + seconds
     while not connects(LOOPBACK, port):
         if not started.running:
-            raise FedveilError(f"{started.process.args[0]!s:.80} ended at once: see {started.log}")  # type: ignore[index]
+            raise FedveilError(f"{started.name} ended at once: see {started.log}")
         if time.monotonic() > end:
             raise FedveilError(f"nothing listens on port {port} after {seconds:g} s: see {started.log}")
         time.sleep(0.2)

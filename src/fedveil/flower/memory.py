@@ -78,16 +78,3 @@ def form_of(tensors: Mapping[str, Tensor]) -> str:
     """A hash of names, shapes and types."""
     told = [[name, list(tensor.shape), str(tensor.dtype)] for name, tensor in tensors.items()]
     return hashlib.sha256(json.dumps(told).encode()).hexdigest()
-
-
-def exposure_of(weights: Mapping[str, Tensor], *, seeded: bool, bare_buffers: bool) -> Exposure:
-    """What all releases of such a model have in common."""
-    return Exposure(
-        parameters=sum(tensor.numel() for tensor in weights.values()),
-        rounds=0,
-        steps_per_round=1,
-        sampling_rate=1.0,
-        bare_buffers=bare_buffers,
-        dtypes=tuple(sorted({str(tensor.dtype).removeprefix("torch.") for tensor in weights.values()})),
-        seeded=seeded,
-    )

@@ -44,8 +44,8 @@ def write_app(folder: Path, new: NewApp) -> list[Path]:
         ("README.md.txt", "README.md"),
     ):
         text = files("fedveil.flower.template").joinpath(source).read_text(encoding="utf-8")
-        text = text.replace("PACKAGE", package).replace("NAME-OF", "NAME~OF").replace("NAME", name)
-        written.append(_write(folder / target, text.replace("NAME~OF", "NAME-OF").replace("DATA", new.data)))
+        text = text.replace("PACKAGE", package).replace("NAME", name).replace("DATA", new.data)
+        written.append(_write(folder / target, text))
     written.append(_write(folder / package / "__init__.py", f'"""{name}: a Flower app with a defense in it."""\n'))
     written.append(_write(folder / "pyproject.toml", _pyproject(name, package, new)))
     return sorted(written)

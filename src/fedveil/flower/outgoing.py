@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from flwr.app import Error, Message, RecordDict
@@ -12,8 +12,9 @@ from torch import Tensor
 
 from fedveil.clients.engine import Tensors
 from fedveil.defenses.chain import Chain, States
+from fedveil.defenses.guarantee import exposure_of
 from fedveil.errors import FedveilError
-from fedveil.flower.memory import Memory, exposure_of
+from fedveil.flower.memory import Memory
 from fedveil.flower.records import (
     PARTITION,
     Parts,
@@ -33,6 +34,10 @@ from fedveil.tree import Tree
 
 log = logging.getLogger(__name__)
 REFUSED = int(ErrorCode.MOD_FAILED_PRECONDITION)
+CODES = {value for name, value in vars(ErrorCode).items() if name.isupper()}
+# Rooms whose errors name settings, counts and what the server sent. Others may name a path, or quote a line of data.
+IN_TRAINING = ("defenses", "flower", "guard", "intake")
+IN_SENDING = (*IN_TRAINING, "clients", "federation", "fields", "ledger", "registry", "vetting")
 
 
 @dataclass
@@ -62,7 +67,11 @@ def protected_content(rules: Rules, asked: RecordDict, reply: RecordDict, catego
         return RecordDict({"metrics": metrics})
     name, sent = the_arrays(asked, "the server's message")
     before = told_apart(to_tensors(sent), rules)
-    update = told_apart(to_tensors(the_arrays(reply, "the reply")[1]), rules)
+    made = the_arrays(reply, "the reply")[1]
+    # First: names and shapes are the app's own words. No error may repeat them, for it goes to the server.
+    if not made.keys() <= sent.keys():
+        raise FedveilError("the update has an array that is not in the model")
+    update = told_apart(to_tensors(made), rules)
     memory = Memory.load(
         sender.state,
         rules.chain,
@@ -81,6 +90,7 @@ def protected_content(rules: Rules, asked: RecordDict, reply: RecordDict, catego
 
 def _protected(rules: Rules, before: Parts, update: Parts, memory: Memory, sender: Sender) -> dict[str, Tensor]:
     """All arrays that go out, in the server's order."""
+    _check_shapes(before.weights, update.weights)
     _check("the update", Intake(before.weights), update.weights)
     rules.chain.check_parameters(before.weights)
     given = Tree.expand({name: update.weights[name] for name in before.weights}, 1)  # noise is drawn in this order
@@ -115,8 +125,16 @@ def _buffers(rules: Rules, before: Tensors, after: Tensors) -> Tensors:
     """The server's own, or what the client has, where that is allowed."""
     if rules.buffers == "withhold" or (rules.kind == "gradient" and not after):
         return {} if rules.kind == "gradient" else before
+    _check_shapes(before, after)
     _check("the buffers", Intake(before), after)
     return {name: after[name] for name in before}
+
+
+def _check_shapes(like: Tensors, tensors: Tensors) -> None:
+    for name, tensor in tensors.items():
+        if name in like and tensor.shape != like[name].shape:
+            log.warning("%s has the shape %s, not %s", name, tuple(tensor.shape), tuple(like[name].shape))
+            raise FedveilError(f"the update has {name} of another shape than the server sent")
 
 
 def _check(what: str, intake: Intake, tensors: Tensors) -> None:
@@ -136,8 +154,25 @@ def answered(asked: Message, answer: Callable[[], RecordDict], who: str) -> Mess
         return Message(answer(), reply_to=asked)
     except FedveilError as error:
         log.warning("%s: an update was not sent: %s", who, error)
-        return refusal(asked, f"{who}: {error}")
-    except Exception as error:
+        return refusal(asked, f"{who}: {told_of(error, 'the update could not be protected')}")
+    except (Exception, SystemExit) as error:
         # The text of somebody else's error may quote the data, so only its type is told.
         log.exception("%s: an update was not sent", who)
         return refusal(asked, f"{who}: the update could not be protected ({type(error).__name__})")
+
+
+def told_of(error: FedveilError, otherwise: str, rooms: Sequence[str] = IN_SENDING) -> str:
+    """What the server is told of an error of ours: its words, where it comes from one of these rooms."""
+    place = error.__traceback__
+    while place is not None and place.tb_next is not None:
+        place = place.tb_next
+    module = "" if place is None else str(place.tb_frame.f_globals.get("__name__"))
+    ours = module.startswith("fedveil.") and module.split(".")[1] in rooms
+    return str(error) if ours else f"{otherwise}: the client's own log says why"
+
+
+def reported(error: Error) -> tuple[str, int]:
+    """An app's own error without its text, and its code. A number that Flower does not know could hold anything."""
+    if error.code not in CODES:
+        return "the client app reported an error", REFUSED
+    return f"the client app reported error {error.code:d}", int(error.code)

@@ -13,7 +13,7 @@ from fedveil.defenses.base import Defense
 from fedveil.defenses.chain import Chain
 from fedveil.errors import FedveilError
 from fedveil.flower.guarded import forget, guarded_steps
-from fedveil.flower.outgoing import Sender, answered, protected_content, refusal
+from fedveil.flower.outgoing import IN_TRAINING, Sender, answered, protected_content, refusal, reported, told_of
 from fedveil.flower.records import PARTITION
 from fedveil.flower.rules import Rules
 from fedveil.streams import Streams
@@ -79,14 +79,14 @@ def _called(message: Message, context: Context, call_next: ClientAppCallable) ->
     """The app's own reply. An error of it is told without its text, which may quote the data."""
     try:
         reply = call_next(message, context)
-        failed = reply.error.code if reply.has_error() else None
-    except FedveilError as error:  # ours quote no data
+        failed = reported(reply.error) if reply.has_error() else None
+    except FedveilError as error:
         log.warning("%s", error)
-        return refusal(message, f"{WHO}: {error}")
-    except Exception as error:
+        return refusal(message, f"{WHO}: {told_of(error, 'the client app failed', IN_TRAINING)}")
+    except (Exception, SystemExit) as error:
         log.exception("the client app failed")
         return refusal(message, f"{WHO}: the client app failed ({type(error).__name__})")
-    return reply if failed is None else refusal(message, f"{WHO}: the client app reported error {failed:d}", failed)
+    return reply if failed is None else refusal(message, f"{WHO}: {failed[0]}", failed[1])
 
 
 def _category(message: Message) -> str:

@@ -66,7 +66,7 @@ def the_arrays(content: RecordDict, whose: str) -> tuple[str, ArrayRecord]:
     """The one record of arrays in a message, with its name."""
     found = list(content.array_records.items())
     if len(found) != 1:
-        raise FedveilError(f"{whose} has {len(found)} records of arrays: one is needed")
+        raise FedveilError(f"{whose} has {'several records' if found else 'no record'} of arrays: one is needed")
     return found[0]
 
 
@@ -79,7 +79,7 @@ def check_configs(reply: RecordDict, *, old: bool) -> None:
     """Refuse a reply with settings in it: texts and bytes can hold anything, and nobody reads them."""
     for name, record in reply.config_records.items():
         if len(record) and not (old and name in (OLD_METRICS, OLD_STATUS)):
-            raise FedveilError(f"the reply holds the record {name!r:.80} of settings, which may hold anything")
+            raise FedveilError("the reply holds a record of settings, which may hold anything")
     status = reply.config_records.get(OLD_STATUS, ConfigRecord()) if old else ConfigRecord()
     if status.get("code", 0) != 0:
         raise FedveilError("the client app reports that its training failed")

@@ -20,13 +20,13 @@ from fedveil.clients.engine import Tensors
 from fedveil.clients.sgd import at_rest, sgd_step
 from fedveil.defenses.base import Defense
 from fedveil.defenses.chain import Chain
-from fedveil.errors import FedveilError
+from fedveil.defenses.guarantee import exposure_of
+from fedveil.errors import FedveilError, one_line
 from fedveil.federation.capture import Capture
 from fedveil.federation.schedule import sampled_clients
 from fedveil.fields import field_values
 from fedveil.flower.exchange import Exchange
 from fedveil.flower.keeping import Keeper, Progress, RoundLine
-from fedveil.flower.memory import exposure_of
 from fedveil.flower.records import to_record, to_tensors
 from fedveil.flower.roster import Roster, missing
 from fedveil.flower.rules import RUNNING, Rules
@@ -219,7 +219,10 @@ class _Rounds:
             )
         numbers = {**line.metrics, **line.evaluation, "taken": len(line.taken), "seconds": line.seconds}
         for track in self._server._track:
-            track(line.round, numbers)
+            try:
+                track(line.round, numbers)
+            except Exception as error:  # a tracker out of reach must not end a run; rounds.jsonl has it all
+                log.warning("round %d: its results could not be tracked: %s", line.round, one_line(error, typed=True))
 
     def _move(self, mean: Tensors) -> None:
         """The model after what the clients sent together."""

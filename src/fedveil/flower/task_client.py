@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 from dataclasses import replace
@@ -15,13 +16,14 @@ from flwr.clientapp import ClientApp
 
 from fedveil.clients.engine import Tensors
 from fedveil.defenses.chain import Chain, ClientStates
+from fedveil.defenses.guarantee import exposure_of
 from fedveil.errors import FedveilError
 from fedveil.federation.capture import Truth
 from fedveil.federation.local import Chunk, train_chunk
 from fedveil.federation.plan import Moment, Plan
 from fedveil.federation.prepare import prepare
 from fedveil.federation.steps import Group, Prepared, own_row
-from fedveil.flower.memory import Memory, exposure_of
+from fedveil.flower.memory import Memory
 from fedveil.flower.outgoing import Sender, answered, protected_content
 from fedveil.flower.records import PARTITION, the_arrays, to_record, to_tensors
 from fedveil.flower.roster import introduce
@@ -30,6 +32,7 @@ from fedveil.flower.task_settings import SEEDED_NOISE, TRUTHS, TaskRun
 from fedveil.streams import Streams
 from fedveil.tree import Tree
 
+log = logging.getLogger(__name__)
 WHO = "fedveil"
 
 
@@ -42,6 +45,18 @@ def prepared_for(told: str, data: str | None) -> Prepared:
     run = TaskRun.model_validate_json(told)
     made = run.build(clients=1, data=data) if data else run.build()
     return prepare(Plan(made, run.chain, run.federation, run.seed), backend="loop")
+
+
+def _prepared(run: TaskRun, data: str | None) -> Prepared:
+    try:
+        return prepared_for(run.told(), data)
+    except FedveilError as error:
+        if os.environ.get(SEEDED_NOISE) == "1":  # a simulation: the server and its user are on this machine too
+            raise FedveilError(str(error)) from None
+        log.warning("%s", error)  # it may name a path or quote a line of the data
+        raise FedveilError(
+            "the data or the model of the run cannot be had here: the client's own log says why"
+        ) from None
 
 
 class Site:
@@ -57,7 +72,7 @@ class Site:
             raise FedveilError("the run asks for noise from a seed, which its server could remove: use noise=secure")
         if seeded and own:
             raise FedveilError("the run asks for noise from a seed, which is for simulations, not for data of a site")
-        prepared = prepared_for(self.run.told(), str(own) if own else None)
+        prepared = _prepared(self.run, str(own) if own else None)
         if not 0 <= self.row < len(prepared.plan.task.clients):
             raise FedveilError(f"partition {self.row} is none of the run's {len(prepared.plan.task.clients)} clients")
         if not seeded:  # the order of batches and their choice are nobody else's business either

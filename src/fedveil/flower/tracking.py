@@ -1,7 +1,11 @@
-"""Results to a tracker, where one is asked for: TensorBoard or MLflow."""
+"""Results to a tracker, where one is asked for: TensorBoard or MLflow. Both write into the run's folder.
+
+MLflow's own settings come first: with MLFLOW_TRACKING_URI, results go there.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from importlib.util import find_spec
@@ -36,9 +40,13 @@ def _tensorboard(folder: Path | None) -> Track:
 def _mlflow(folder: Path | None) -> Track:
     if find_spec("mlflow") is None:
         raise FedveilError("MLflow is not installed: pip install mlflow, or leave it out of track")
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # it would call home
     mlflow = import_module("mlflow")
+    if folder is not None and not mlflow.is_tracking_uri_set():
+        mlflow.set_tracking_uri(f"sqlite:///{(folder / 'mlflow.db').absolute()}")
+    run = (mlflow.active_run() or mlflow.start_run()).info.run_id  # MLflow ends it with the process
 
     def track(number: int, values: Mapping[str, float]) -> None:
-        mlflow.log_metrics(dict(values), step=number)
+        mlflow.log_metrics(dict(values), step=number, run_id=run)
 
     return track

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,29 +16,20 @@ from fedveil.clients.engine import Engine, Gradients, Loss
 from fedveil.defenses.accumulation import Accumulation
 from fedveil.defenses.base import Defense, MessageKind
 from fedveil.defenses.chain import Chain, States
-from fedveil.defenses.guarantee import Exposure
-from fedveil.defenses.poisson import beyond_chance
+from fedveil.defenses.guarantee import exposure_of
 from fedveil.errors import FedveilError
-from fedveil.federation.capture import Capture, capture
+from fedveil.federation.capture import Capture
 from fedveil.guard.attached import Attachment, check_alone, check_holds, gradient_of, put
+from fedveil.guard.checks import check_acting, check_cleared, check_settings, check_size
+from fedveil.guard.last import Last, versions
 from fedveil.guard.own_batches import check_batch, mean_loss
-from fedveil.guard.precision import callers_precision
+from fedveil.guard.precision import callers_precision, sound
 from fedveil.intake import Intake
 from fedveil.ledger.ledger import Ledger, Release
 from fedveil.ledger.statement import Statement
 from fedveil.streams import Streams
 from fedveil.tasks.inputs import Inputs, map_inputs
 from fedveil.tree import Tree
-
-
-class _Last(NamedTuple):
-    """The last release, kept until the next one."""
-
-    kind: MessageKind
-    update: Tree
-    before: Tree | None  # the weights that the server sent; none: those that the model still has
-    sizes: list[int]
-    versions: list[int]
 
 
 class Guard:
@@ -81,21 +71,8 @@ class Guard:
     ) -> None:
         self.model = model
         self.chain = Chain.of(defense)
-        if self.chain.aggregates:
-            raise FedveilError(f"{self.chain} acts on the server: there is nothing for a client to guard")
-        if not any(parameter.requires_grad for parameter in model.parameters()):
-            raise FedveilError("the model has no parameters to train: there is no gradient to protect")
         self._trained = _trained(model.named_parameters())  # as it was found at the last step
-        self.chain.check_parameters(self._trained)
-        if batch_size is not None and batch_size < 1:
-            raise FedveilError(f"batch_size must be 1 or more (got {batch_size})")
-        if self.chain.random_sizes and batch_size is None:
-            raise FedveilError(
-                f"{self.chain} divides by the planned batch size, for the size at hand is a secret: give batch_size=, "
-                "and draw batches with fedveil.poisson_loader"
-            )
-        if dataset_size is not None and dataset_size < (batch_size or 1):
-            raise FedveilError(f"dataset_size must be at least {batch_size or 1}, a batch (got {dataset_size})")
+        check_settings(self.chain, self._trained, batch_size, dataset_size)
         # Plain autograd serves a user's own module, which need not support vmap. The module itself is run, so that
         # whatever changes in it counts.
         self._engine = Engine(model, mean_loss(loss), backend="loop", chunk=1, perturb=perturb, own=True)
@@ -103,7 +80,8 @@ class Guard:
         self._client = client
         self._planned = batch_size
         self._dataset_size = dataset_size
-        self.ledger = Ledger(self._exposure(seeded=seed is not None))
+        delta = min(1e-5, 1 / (dataset_size or 1))
+        self.ledger = Ledger(exposure_of(self._trained, seeded=seed is not None, delta=delta))
         rate = batch_size / dataset_size if batch_size and dataset_size else 1.0
         self._gradient = Release(self.chain, uploads=0, example_rate=rate)  # what every step releases
         self._scaler = scaler
@@ -116,7 +94,7 @@ class Guard:
         self._written: dict[str, TensorWeakRef] = {}  # what `.grad` was given last
         self._data: tuple[Inputs, Tensor] | None = None  # of the last step, for upload defenses that look at it
         self._sizes: list[int] = []  # of the batches of this round
-        self._last: _Last | None = None
+        self._last: Last | None = None
         self._before = self._weights()
 
     def __repr__(self) -> str:
@@ -134,7 +112,7 @@ class Guard:
         self._data = (inputs, targets)
         if self._sum is not None:
             return self._add(self._sum, self._client_batch(inputs, targets))
-        self._check_cleared()
+        check_cleared(self.chain, self._trained, self._written)
         self._step += 1
         states = [dict(state) for state in self._states]
         with self._as_around():
@@ -162,7 +140,7 @@ class Guard:
         self._check_acting()
         self._check_no_scope()
         self._look()
-        self._check_cleared()
+        check_cleared(self.chain, self._trained, self._written)
         self._step += 1
         nothing = torch.empty(0, device=self._device)
         self._sum = whole = Accumulation(
@@ -227,7 +205,7 @@ class Guard:
         if wrong:
             raise FedveilError(f"the protected update {wrong}: check the data and the loss")
         self.ledger.spend(self._client, Release(chain, gradients=0))
-        self._last = _Last(kind, protected, self._before, list(self._sizes), [])
+        self._last = Last(kind, protected, self._before, list(self._sizes), [])
         return protected.row(0)
 
     def new_round(self) -> None:
@@ -269,27 +247,11 @@ class Guard:
         A gradient is captured before the optimizer moves the weights. An upload needs the `lr` and `momentum` of the
         local steps, and their `batch_sizes` where `backward` was not used. `facts`: see `fedveil.capture`.
         """
-        last = self._last
-        if last is None:
+        if self._last is None:
             raise FedveilError("nothing was released yet: call backward() or upload() first")
         self._look()
-        if last.kind == "gradient" and last.before is None and last.versions != _versions(self._trained):
-            raise FedveilError(
-                "the weights have moved since the last gradient: call capture() before optimizer.step(), or "
-                "attach(optimizer, for_capture=True)"
-            )
-        sizes = last.sizes if batch_sizes is None else list(batch_sizes)
-        if not sizes or 0 in sizes:
-            raise FedveilError("Guard did not see this round's batches: give batch_sizes=, one for each local step")
-        seen = capture(
-            (self._weights() if last.before is None else last.before).row(0),
-            last.update.row(0),
-            kind=last.kind,
-            batch_sizes=sizes,
-            lr=lr,
-            momentum=momentum,
-            facts={"defense": str(self.chain), "buffers": "local", **(facts or {})},
-        )
+        told = {"defense": str(self.chain), "buffers": "local", **(facts or {})}
+        seen = self._last.seen(self._trained, lr=lr, momentum=momentum, batch_sizes=batch_sizes, facts=told)
         return replace(seen, client=self._client, round=self._round + 1)
 
     def state_dict(self) -> dict[str, Any]:
@@ -363,7 +325,7 @@ class Guard:
         self.ledger.spend(self._client, self._gradient)  # first: nothing may go out uncounted
         self._sizes.append(0)  # of a batch that was not seen
         before = self._weights() if keep_weights else None
-        self._last = _Last("gradient", update, before, [0], _versions(self._trained))
+        self._last = Last("gradient", update, before, [0], versions(self._trained))
         self._states = states
         put(update.row(0), self._trained)
 
@@ -377,30 +339,21 @@ class Guard:
         self._check_size(whole.size + batch.targets.shape[1])
         with self._as_around():
             shared = whole.add(batch)
-        if self._sound("the gradient of the micro-batch", shared.update, shared.update.row(0), shared.loss):
+        if sound("the gradient of the micro-batch", shared.update, shared.update.row(0), shared.loss, self._scaler):
             self._move_buffers(shared)
         return shared.loss[0]
 
     def _as_around(self) -> AbstractContextManager[None]:
         return callers_precision(self._engine, self._device.type, self._scaler)
 
-    def _sound(self, what: str, update: Tree, like: Mapping[str, Tensor], loss: Tensor | None = None) -> bool:
-        """Whether a server would take it. If not, a scaler skips the step; without a scaler this is an error."""
-        wrong = Intake(like).refused(update).get(0)
-        if loss is not None and not math.isfinite(loss.item()):
-            what, wrong = "the loss", "is not finite (NaN or infinity)"
-        if wrong and not (self._scaler is not None and self._scaler.is_enabled()):
-            raise FedveilError(f"{what} {wrong}: check the data and the loss")
-        return not wrong
-
     def _write(self, update: Tree, size: int, loss: Tensor | None = None) -> None:
         """Add a gradient to `.grad`, scaled as the scaler expects it; infinity tells the scaler to skip the step."""
-        finite = self._sound("the protected gradient", update, self._trained, loss)
+        finite = sound("the protected gradient", update, self._trained, loss, self._scaler)
         # A skipped step counts too, since that it was skipped shows. Spend first: nothing may go out uncounted.
         self.ledger.spend(self._client, self._gradient)
         known = self._planned if self.chain.random_sizes and self._planned else max(size, 1)
         self._sizes.append(known)
-        self._last = _Last("gradient", update, None, [known], _versions(self._trained)) if finite else None
+        self._last = Last("gradient", update, None, [known], versions(self._trained)) if finite else None
         gradients = update.row(0) if finite else {}
         for name, parameter in self._trained.items():
             gradient = gradients[name] if finite else torch.full_like(parameter, torch.inf)
@@ -424,29 +377,11 @@ class Guard:
         return weights.keys() != self._before.keys() or bool((weights - self._before).norm()[0] > 0)
 
     def _check_acting(self) -> None:
-        if self.chain.defenses and all(defense.acts_at == "upload" for defense in self.chain.defenses):
-            raise FedveilError(f"{self.chain} protects the upload, not a gradient: train as usual and call upload()")
-        if self._attached is not None and self._attached.active:
-            raise FedveilError(
-                "this Guard is attached to an optimizer, which would protect a gradient twice: call loss.backward() "
-                "and step, or remove() the attachment first"
-            )
+        check_acting(self.chain, attached=self._attached is not None and self._attached.active)
 
     def _check_no_scope(self) -> None:
         if self._sum is not None:
             raise FedveilError("accumulate() is still open: end its scope first")
-
-    def _check_cleared(self) -> None:
-        """Refuse to add to what was protected before: two protected gradients are not a protected sum."""
-        if not self.chain.changes_gradient:
-            return
-        for name, parameter in self._trained.items():
-            written, gradient = self._written.get(name), parameter.grad
-            if written and gradient is not None and written() is gradient and bool(gradient.any()):
-                raise FedveilError(
-                    ".grad still holds the protected gradient of the last backward: clear it with zero_grad(), or put "
-                    "the micro-batches of one step into 'with guard.accumulate():'"
-                )
 
     def _check_batch(self, inputs: Inputs, targets: Tensor) -> None:
         size = check_batch(inputs, targets)
@@ -455,24 +390,7 @@ class Guard:
         self._check_size(size)
 
     def _check_size(self, size: int) -> None:
-        if self.chain.random_sizes and self._planned is not None and beyond_chance(size, self._planned):
-            raise FedveilError(
-                f"a batch of {size} examples is not one that Poisson sampling draws with batch_size={self._planned}: "
-                "give the planned size of a whole step, and draw batches with fedveil.poisson_loader"
-            )
-
-    def _exposure(self, *, seeded: bool) -> Exposure:
-        """What all releases have in common."""
-        weights = self._trained.values()
-        return Exposure(
-            parameters=sum(weight.numel() for weight in weights),
-            rounds=0,
-            steps_per_round=1,
-            sampling_rate=1.0,
-            delta=min(1e-5, 1 / (self._dataset_size or 1)),
-            dtypes=tuple(sorted({str(weight.dtype).removeprefix("torch.") for weight in weights})),
-            seeded=seeded,
-        )
+        check_size(self.chain, size, self._planned)
 
     def _weights(self) -> Tree:
         return Tree({name: parameter.detach().clone()[None] for name, parameter in self._trained.items()})
@@ -481,8 +399,3 @@ class Guard:
 def _trained(parameters: Iterable[tuple[str, nn.Parameter]]) -> dict[str, nn.Parameter]:
     """Those that are trained."""
     return {name: parameter for name, parameter in parameters if parameter.requires_grad}
-
-
-def _versions(weights: Mapping[str, nn.Parameter]) -> list[int]:
-    """Numbers that change whenever a weight is changed or replaced: they tell whether the optimizer has stepped."""
-    return [number for weight in weights.values() for number in (id(weight), weight.data_ptr(), weight._version)]

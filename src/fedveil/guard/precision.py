@@ -1,14 +1,18 @@
-"""The precision that a training loop of someone's own has set: half precision for its passes, full for all else."""
+"""The precision that a training loop of someone's own has set, and what a scaler makes of numbers beyond it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 
 import torch
+from torch import Tensor
 
 from fedveil.clients.engine import Engine
 from fedveil.errors import FedveilError
+from fedveil.intake import Intake
+from fedveil.tree import Tree
 
 
 @contextmanager
@@ -31,3 +35,15 @@ def callers_precision(engine: Engine, device: str, scaler: torch.amp.GradScaler 
             yield
     finally:
         engine.precision = nullcontext
+
+
+def sound(
+    what: str, update: Tree, like: Mapping[str, Tensor], loss: Tensor | None, scaler: torch.amp.GradScaler | None
+) -> bool:
+    """Whether a server would take an update. If not, a scaler skips the step; without a scaler this is an error."""
+    wrong = Intake(like).refused(update).get(0)
+    if loss is not None and not math.isfinite(loss.item()):
+        what, wrong = "the loss", "is not finite (NaN or infinity)"
+    if wrong and not (scaler is not None and scaler.is_enabled()):
+        raise FedveilError(f"{what} {wrong}: check the data and the loss")
+    return not wrong

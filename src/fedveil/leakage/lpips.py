@@ -13,6 +13,7 @@ import importlib.util
 import io
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -63,7 +64,6 @@ def load(net: Net = "vgg", root: Path | None = None, *, enlarge: int = 64) -> Lp
         raise unknown_name("LPIPS network", net, get_args(Net))
     folder = data_root(root) / "weights"
     backbone = BACKBONES[net]
-    model = Features(convolutions(net), backbone.taps)
     path = folder / backbone.file
     if not path.is_file():
         raise FedveilError(
@@ -73,8 +73,20 @@ def load(net: Net = "vgg", root: Path | None = None, *, enlarge: int = 64) -> Lp
             f"s.save_file(t.models.{backbone.torchvision}(weights='IMAGENET1K_V1').features"
             f".state_dict(prefix='features.'), '{path}')\""
         )
+    stat = path.stat()
+    model, heads = _network(net, folder, stat.st_mtime_ns, stat.st_size)
+    return Lpips(net=net, model=model, heads=heads, enlarge=enlarge)
+
+
+@lru_cache(maxsize=2)
+def _network(net: Net, folder: Path, changed: int, size: int) -> tuple[Features, tuple[Tensor, ...]]:
+    """The network and its heads, read once for as long as the file is the same."""
+    backbone, path = BACKBONES[net], folder / BACKBONES[net].file
+    with torch.device("meta"):  # no time for random weights, which the file's replace
+        model = Features(convolutions(net), backbone.taps)
+    model.to_empty(device="cpu")
     _fill(model, _read(path), path)
-    return Lpips(net=net, model=model.eval(), heads=_heads(net, folder), enlarge=enlarge)
+    return model.eval(), _heads(net, folder)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -215,7 +227,8 @@ def _heads(net: Net, folder: Path) -> tuple[Tensor, ...]:
 
 def _tapped(net: Net) -> list[nn.Conv2d]:
     """The convolutions whose rectified outputs are compared."""
-    layers = convolutions(net)
+    with torch.device("meta"):
+        layers = convolutions(net)
     return [layer for tap in BACKBONES[net].taps if isinstance(layer := layers[tap - 1], nn.Conv2d)]
 
 

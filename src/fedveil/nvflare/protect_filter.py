@@ -19,7 +19,7 @@ from torch import Tensor
 from fedveil.clients.engine import Tensors
 from fedveil.defenses.base import MessageKind
 from fedveil.defenses.chain import Chain
-from fedveil.defenses.guarantee import Exposure
+from fedveil.defenses.guarantee import exposure_of
 from fedveil.errors import FedveilError
 from fedveil.files import private_folder, write_atomically
 from fedveil.intake import LONGEST, Intake
@@ -178,7 +178,7 @@ class ProtectFilter(DXOFilter):  # type: ignore[misc]  # NVFlare has no types
         weights = told_apart(sent, self.buffer_names).weights
         path = self._ledger_path(fl_ctx)
         if self._ledger is None:
-            self._ledger = Ledger(_exposure(weights, bare_buffers=self.buffers == "share"))
+            self._ledger = Ledger(exposure_of(weights, seeded=False, bare_buffers=self.buffers == "share"))
             if path is not None and path.exists():
                 self._ledger.load_state_dict(_read(path), known=[self._chain])
         self._ledger.spend(0, Release(self._chain))
@@ -217,18 +217,6 @@ def _turned(tensors: Tensors, held: MessageKind, wanted: MessageKind, before: Pa
         )
     sign = -1 if wanted == "delta" else 1
     return {name: tensor + sign * before.weights[name] for name, tensor in tensors.items()}
-
-
-def _exposure(weights: Tensors, *, bare_buffers: bool) -> Exposure:
-    return Exposure(
-        parameters=sum(weight.numel() for weight in weights.values()),
-        rounds=0,
-        steps_per_round=1,
-        sampling_rate=1.0,
-        bare_buffers=bare_buffers,
-        dtypes=tuple(sorted({str(weight.dtype).removeprefix("torch.") for weight in weights.values()})),
-        seeded=False,
-    )
 
 
 def _read(path: Path) -> Any:

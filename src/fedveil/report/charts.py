@@ -77,7 +77,7 @@ def line_chart(
         return left + across * (right - left), bottom - up * (bottom - top)
 
     parts = [text(line, 0, LINE * (i + 0.8), "axis-title") for i, line in enumerate(y_title)]
-    parts += _grid(x_scale, y_scale, left, right, top, bottom)
+    parts += axes(x_scale, y_scale, (left, right, top, bottom))
     parts += [text(line, right, bottom + LINE * (i + 2) + 6, "axis-title end") for i, line in enumerate(x_title)]
     parts += [_band(one, index, place) for index, one in enumerate(shown)]
     parts += [_line(one, place) for one in shown]
@@ -207,14 +207,19 @@ def _band(series: Series, index: int, place: Place) -> Markup:
     return Markup("").join(parts)
 
 
-def _grid(x: Scale, y: Scale, left: float, right: float, top: float, bottom: float) -> list[Markup]:
+def axes(x: Scale, y: Scale, box: tuple[float, float, float, float], first: float = -math.inf) -> list[Markup]:
+    """Grid lines, and ticks with their labels; of those on the x axis none begins before `first`.
+
+    box: left, right, top and bottom.
+    """
+    left, right, top, bottom = box
     parts = []
     for tick, label in zip(y.ticks, y.labels, strict=True):
         at = bottom - y.place(tick) * (bottom - top)
         parts.append(Markup('<path class="grid" d="M{:.1f} {:.1f}H{:.1f}"/>').format(left, at, right))
         parts.append(text(label, left - 6, at + FONT * 0.35, "tick end"))
     parts.append(Markup('<path class="axis" d="M{:.1f} {:.1f}H{:.1f}"/>').format(left, bottom, right))
-    edge = -math.inf
+    edge = first
     for tick, label in zip(x.ticks, x.labels, strict=True):
         at = left + x.place(tick) * (right - left)
         parts.append(Markup('<path class="axis" d="M{:.1f} {:.1f}v4"/>').format(at, bottom))

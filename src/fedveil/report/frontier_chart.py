@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from fedveil.auditing.result import Estimate
-from fedveil.report.charts import spread
+from fedveil.report.charts import axes, spread
 from fedveil.report.drawing import FONT, LINE, characters, svg, text, text_width
 from fedveil.report.scales import Scale, linear_scale
 
@@ -110,7 +110,7 @@ def frontier(families: Sequence[Family], frame: Frame, *, width: float = 720, he
         return left + x.place(leak) * (right - left), bottom - y.place(utility) * (bottom - top)
 
     parts = [text(line, 0, LINE * (i + 0.8), "axis-title") for i, line in enumerate(y_title)]
-    parts += _axes(x, y, (left, right, top, bottom))
+    parts += axes(x, y, (left, right, top, bottom), first=0.0)
     parts += [text(line, right, bottom + LINE * (i + 2) + 6, "axis-title end") for i, line in enumerate(x_title)]
     parts += _limits(frame, at, (left, right, top, bottom), y)
     parts.append(_staircase([mark for mark in everyone if mark.front], at, right, bottom))
@@ -120,7 +120,7 @@ def frontier(families: Sequence[Family], frame: Frame, *, width: float = 720, he
     ends = [at(family.marks[0].leak.mean, family.marks[0].utility.mean)[1] for family in families]
     sizes = [LINE * len(label) + 6 for label in labels]
     for family, label, center in zip(families, labels, spread(ends, sizes, top - 6, bottom + 6), strict=True):
-        parts.append(_shape(family.shape, right + 14, center, f"mark {family.style}"))
+        parts.append(shape(family.shape, right + 14, center, f"mark {family.style}"))
         first = center - LINE * (len(label) - 1) / 2 + FONT * 0.35
         parts += [text(line, right + 24, first + LINE * i, "label") for i, line in enumerate(label)]
     spots = []
@@ -135,24 +135,6 @@ def _leak_scale(marks: Sequence[Mark], frame: Frame) -> Scale:
     values += [mark.naive for mark in marks if mark.naive is not None]
     values += [value for value in (frame.floor, frame.ceiling) if value is not None]
     return linear_scale(values, percent=frame.share)
-
-
-def _axes(x: Scale, y: Scale, box: Place) -> list[Markup]:
-    left, right, top, bottom = box
-    parts = []
-    for tick, label in zip(y.ticks, y.labels, strict=True):
-        at = bottom - y.place(tick) * (bottom - top)
-        parts.append(Markup('<path class="grid" d="M{:.1f} {:.1f}H{:.1f}"/>').format(left, at, right))
-        parts.append(text(label, left - 6, at + FONT * 0.35, "tick end"))
-    parts.append(Markup('<path class="axis" d="M{:.1f} {:.1f}H{:.1f}"/>').format(left, bottom, right))
-    edge = 0.0
-    for tick, label in zip(x.ticks, x.labels, strict=True):
-        at = left + x.place(tick) * (right - left)
-        parts.append(Markup('<path class="axis" d="M{:.1f} {:.1f}v4"/>').format(at, bottom))
-        if at - text_width(label) / 2 > edge:
-            parts.append(text(label, at, bottom + LINE + 4, "tick middle"))
-            edge = at + text_width(label) / 2 + 6
-    return parts
 
 
 def _limits(frame: Frame, at: At, box: Place, y: Scale) -> list[Markup]:
@@ -198,9 +180,9 @@ def _family(family: Family, at: At) -> list[Markup]:
             parts.append(
                 Markup('<path class="gap {}" d="M{:.1f} {:.1f}H{:.1f}"/>').format(family.style, less, down, across)
             )
-            parts.append(_shape(family.shape, less, down, f"hollow {family.style}", 3.5))
+            parts.append(shape(family.shape, less, down, f"hollow {family.style}", 3.5))
     parts += [
-        _shape(family.shape, *place, f"mark {family.style}{' best' if mark.front else ''}", 6.0 if mark.front else 4.5)
+        shape(family.shape, *place, f"mark {family.style}{' best' if mark.front else ''}", 6.0 if mark.front else 4.5)
         for mark, place in zip(family.marks, places, strict=True)
     ]
     return parts
@@ -212,7 +194,7 @@ def _undefended(mark: Mark, at: At) -> Markup:
     return Markup('<path class="undefended" d="{}"/>').format(cross)
 
 
-def _shape(name: str, x: float, y: float, style: str, size: float = 4.5) -> Markup:
+def shape(name: str, x: float, y: float, style: str, size: float = 4.5) -> Markup:
     if name == "circle":
         return Markup('<circle class="{}" cx="{:.1f}" cy="{:.1f}" r="{:g}"/>').format(style, x, y, size)
     corners = {

@@ -31,7 +31,7 @@ from fedveil.progress import Meter, style_for
 from fedveil.study.comparison import FILE, Comparison, read_comparison
 from fedveil.study.folding import PICTURES, floors_of, pictures_of, point_of, with_front
 from fedveil.study.planning import Estimates
-from fedveil.study.rooms import IndexedStore, Rooms, plain_settings
+from fedveil.study.rooms import IndexedStore, plain_settings
 from fedveil.study.running import Cell, Grid, audited
 from fedveil.study.strengths import ALL, Setting, every_defense, families, settings_of
 from fedveil.tasks.measures import measure
@@ -180,23 +180,26 @@ def planned(
     swept = [setting for each in wanted for setting in settings_of(each, strengths)]
     if len({str(setting.chain) for setting in swept}) < len(swept):
         raise FedveilError("a defense is named twice at the same strength")
-    rooms, settings, left_out = Rooms(store, Workers(1)), list[Setting](), dict[str, str]()
-    rooms.open(_at(base, Chain(), seeds[0]))  # what is wrong with the task is told as such
+    estimates, settings, left_out = Estimates(store), list[Setting](), dict[str, str]()
+    seconds = {Chain(): estimates.add(_at(base, Chain(), seeds[0]))}  # what is wrong with the task is told as such
     for setting in swept:
         if setting.family in left_out:
             continue
         try:
-            rooms.open(_at(base, setting.chain, seeds[0]))
+            seconds[setting.chain] = estimates.add(_at(base, setting.chain, seeds[0]))
             settings.append(setting)
         except FedveilError as error:
             if not everything:
                 raise FedveilError(f"{setting.chain}: {error}") from None
             left_out[setting.family] = str(error)
     chains = [Chain(), *(setting.chain for setting in settings)]
-    cells = [Cell(f"{chain}, seed {seed}", _at(base, chain, seed)) for seed in seeds for chain in chains]
-    estimates = Estimates(store)
-    seconds = {cell.name: estimates.add(rooms.open(cell.experiment)) for cell in cells}
-    return Plan(base, settings, seeds, left_out, Grid(_name(cells), cells, command), estimates, seconds)
+    places = [(chain, seed) for seed in seeds for chain in chains]
+    cells = [Cell(f"{chain}, seed {seed}", _at(base, chain, seed)) for chain, seed in places]
+    expected = {
+        cell.name: seconds[chain] if seed == seeds[0] else estimates.add(cell.experiment)
+        for cell, (chain, seed) in zip(cells, places, strict=True)
+    }
+    return Plan(base, settings, seeds, left_out, Grid(_name(cells), cells, command), estimates, expected)
 
 
 def compared(

@@ -45,9 +45,12 @@ from fedveil.fields import problems
 from fedveil.leakage.catalog import METRICS
 from fedveil.registry import attacks
 from fedveil.study.running import Cell
+from fedveil.study.strengths import every_defense, settings_of
 
 SCALES = ("paper", "desk", "smoke")
-UTILITY = ("test", "validation", "local")  # metrics of the trained model; "local": clients' models before the upload
+# Metrics of the trained model ("local": clients' models before the upload; "mcc": Matthews' correlation), and of the
+# time of a round.
+UTILITY = ("test", "validation", "local", "mcc", "seconds", "slowdown")
 SECTIONS = ("task", "federation", "audit")
 AUDIT_KEYS = (*SECTIONS, "attack", "suite", "backend", "device")
 # What runs in seconds and needs no data set: the structure of a study stays.
@@ -90,7 +93,12 @@ class Line(_Part):
     by_group: dict[str, str] = {}  # in place of it in some groups
     set: dict[str, Any] = {}
     metric: str = ""  # in place of the columns'
+    role: Role | None = None  # in place of the columns'
+    round: int = 0  # of this attacked round alone; 0: of all together
+    only: list[str] = []  # groups that have this row; empty: all
     own: bool = False  # the method that the paper proposes
+    x: float | None = None  # where it stands on the axis of a figure
+    series: str = ""  # the line of a figure that it belongs to
     note: str = ""
 
     def defense_in(self, group: str) -> str:
@@ -111,6 +119,27 @@ class Read(_Part):
     set: dict[str, Any] = {}
 
 
+class Figure(_Part):
+    """A figure of the same audits.
+
+    lines: columns `y` against the rows' `x`, a line for each series. columns: rows against the columns' numbers.
+    scatter: column `y` against column `x`, a point for each row. rounds: accuracy after every round, a line for each
+    row. pictures: what was rebuilt, or what `role` sees. perturbations: the perturbed inputs and what was added.
+    histogram: entries of the update's first tensor, with the defense and without. variance: of what a row's defense
+    sends for a weight.
+    """
+
+    title: str
+    kind: Literal["lines", "columns", "scatter", "rounds", "pictures", "perturbations", "histogram", "variance"]
+    x: str = ""  # scatter: a column; else the title of the axis
+    y: list[str] = []  # columns; by default all that have a better direction
+    log: bool = False  # the axis of x
+    groups: list[str] = []  # by default all
+    rows: list[str] = []  # by default all
+    attack: str = ""  # of pictures
+    role: Role = "naive"  # of pictures
+
+
 class Study(_Part):
     """A whole table."""
 
@@ -123,7 +152,11 @@ class Study(_Part):
     groups: list[Group] = [Group()]
     rows: list[Line]
     columns: list[Read]
+    every: int = Field(default=0, ge=0, le=20)  # a leaderboard: strengths at which every registered defense is a row
+    spelled: dict[str, str] = {}  # of these defenses, where a field other than the strength must be set
+    hours: float = 0.0  # that it may take on two cores; 0: nothing is said
     published: dict[str, dict[str, list[str]]] = {}
+    figures: list[Figure] = []
     scale: dict[str, dict[str, Any]] = {}
 
     @field_validator("rows", "columns", "groups", "seeds")
@@ -144,6 +177,20 @@ class Study(_Part):
         if any(not column.metric and not row.metric for column in self.columns for row in self.rows):
             wrong.append("every column, or every row, needs a metric")
         names = {group.name for group in self.groups}, {row.name for row in self.rows}
+        if len(names[1]) < len(self.rows):
+            wrong.append("two rows have one name")
+        wrong += [
+            f"row '{row.name}' is only in '{name}', which is no group"
+            for row in self.rows
+            for name in row.only
+            if name not in names[0]
+        ]
+        heads = {column.head for column in self.columns}
+        for figure in self.figures:
+            named = [("column", each, heads) for each in (*figure.y, *([figure.x] if figure.kind == "scatter" else ()))]
+            named += [("group", each, names[0]) for each in figure.groups]
+            named += [("row", each, names[1]) for each in figure.rows]
+            wrong += [f"figure '{figure.title}': '{n}' is no {what}" for what, n, known in named if n not in known]
         for group, rows in self.published.items():
             if group not in names[0]:
                 wrong.append(f"published numbers of '{group}', which is no group")
@@ -169,6 +216,14 @@ class Study(_Part):
         if unknown:
             near = _nearest(unknown[0], (*known, "base", *AUDIT_KEYS))
             raise FedveilError(f"{path}: unknown key '{unknown[0]}': {near}")
+        every, spelled = found.get("every"), found.get("spelled", {})
+        if (
+            isinstance(every, int)
+            and every > 0
+            and isinstance(spelled, dict)
+            and isinstance(found.get("rows", []), list)
+        ):
+            found["rows"] = [*found.get("rows", []), *_every_defense(every, spelled)]
         try:
             return cls(**found, settings=settings)
         except pydantic.ValidationError as error:
@@ -233,12 +288,18 @@ class Scaled:
     def places(self) -> Iterator[tuple[Group, Line, Read]]:
         """All cells of the table."""
         return (
-            (group, row, column) for group in self.groups for row in self.study.rows for column in self.study.columns
+            (group, row, column)
+            for group in self.groups
+            for row in self.study.rows
+            if not row.only or group.name in row.only
+            for column in self.study.columns
         )
 
     def cell_name(self, group: Group, row: Line, column: Read, seed: int) -> str:
-        """What the audit behind a cell is called; columns that set nothing share one."""
-        shared = row.name if not row.metric else row.defense_in(group.name)
+        """What the audit behind a cell is called. Columns that set nothing share one, and rows of the same settings."""
+        shared = row.name
+        if row.metric or row.role or row.round:
+            shared = ", ".join([row.defense_in(group.name), *(f"{key} = {value}" for key, value in row.set.items())])
         parts = [group.name, shared, column.head if column.set else ""]
         return ", ".join([*(part for part in parts if part), f"seed {seed}"])
 
@@ -304,6 +365,16 @@ def _with_base(path: Path, depth: int = 0) -> dict[str, Any]:
         both = isinstance(value, Mapping) and isinstance(below.get(key), Mapping)
         below[key] = {**below[key], **value} if both and key != "published" else value
     return below
+
+
+def _every_defense(strengths: int, spelled: Mapping[str, Any]) -> list[dict[str, str]]:
+    """A row for every registered defense at each of its strengths: what is registered later is in it, too."""
+    settings = [
+        (name, each) for name in every_defense() for each in settings_of(str(spelled.get(name, name)), strengths)
+    ]
+    return [
+        {"name": f"{name}, {each.label}" if each.label else name, "defense": str(each.chain)} for name, each in settings
+    ]
 
 
 def _nearest(name: str, known: tuple[str, ...]) -> str:

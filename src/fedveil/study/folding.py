@@ -16,7 +16,7 @@ from fedveil.leakage.modalities import modality
 from fedveil.study.comparison import QUESTIONS, Leak, Point
 from fedveil.study.seeds import over_seeds, pooled
 from fedveil.study.strengths import Setting
-from fedveil.tasks.measures import Measure
+from fedveil.tasks.measures import Measure, measure
 
 PICTURES = 4  # reconstructions behind each point
 SEVERITY: tuple[Status, ...] = ("no leakage found by these attacks", "not judged", "partly exposed", "exposed")
@@ -29,7 +29,7 @@ def point_of(setting: Setting | None, audits: Sequence[AuditResult]) -> Point:
     costs = [each.cost for each in results]
     utilities = [cost.undefended if setting is None else cost.defended for cost in costs]
     losses = [] if setting is None else [cost.difference for cost in costs if cost.difference is not None]
-    share = first.cost.metric != "mean squared error"
+    share = measure(first.cost.metric).share
     known = [each for each in utilities if each is not None]
     roles: list[Role] = ["ceiling"] if setting is None else ["naive", "adaptive", "ceiling"]
     slow = [cost.slowdown for cost in costs if cost.slowdown is not None]

@@ -7,6 +7,7 @@ SQLite in WAL mode, so that several processes read and write it at once and a ki
 from __future__ import annotations
 
 import contextlib
+import shutil
 import sqlite3
 import time
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from fedveil.files import private_folder
 
 FILE = "index.sqlite"
 VERSION = 1
+LITTLE = 2**20  # bytes on a disk that is as good as full
 WAIT = 60.0  # seconds for another process to finish writing
 
 _TABLES = """
@@ -30,6 +32,7 @@ create table if not exists results (
     seconds real not null default 0, note text not null default '', changed real not null,
     primary key (study, cell)
 ) without rowid;
+create table if not exists experiments (settings text primary key, result text not null) without rowid;
 """
 
 
@@ -90,6 +93,20 @@ class Index:
             rows = database.execute("select stage, key, seconds from stages where result = ?", (result,))
             return [Asked(*row) for row in rows]
 
+    def name(self, settings: str, result: str) -> None:
+        """Write down which result an experiment has: it can then be found without reading its data."""
+        with self._open() as database:
+            if database is not None:
+                database.execute("insert or replace into experiments values (?, ?)", (settings, result))
+
+    def named(self, settings: str) -> str | None:
+        """The key of the result that an experiment had when it was last opened."""
+        with self._open() as database:
+            if database is None:
+                return None
+            found = database.execute("select result from experiments where settings = ?", (settings,)).fetchone()
+            return None if found is None else str(found[0])
+
     def mark(self, study: str, cell: str, result: str, state: str, *, seconds: float = 0.0, note: str = "") -> None:
         """Write down how far a cell of a study is."""
         with self._open() as database:
@@ -119,11 +136,12 @@ class Index:
             with contextlib.closing(sqlite3.connect(self._path, timeout=WAIT, isolation_level=None)) as database:
                 yield database
         except sqlite3.DatabaseError as error:
-            raise FedveilError(f"cannot use {self._path}: {error}. {_remedy(error)}") from None
+            raise FedveilError(f"cannot use {self._path}: {error}. {_remedy(error, self._path)}") from None
 
 
-def _remedy(error: sqlite3.DatabaseError) -> str:
-    if "full" in str(error):
+def _remedy(error: sqlite3.DatabaseError, path: Path) -> str:
+    # A disk that has no room for the database's shared memory is an "I/O error" to SQLite.
+    if "full" in str(error) or ("I/O" in str(error) and shutil.disk_usage(path.parent).free < LITTLE):
         return "Make room on the disk and start again: what was computed is kept"
     if "readonly" in str(error) or "unable to open" in str(error):
         return "Choose a --store that you may write to"

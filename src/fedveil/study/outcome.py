@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from fedveil.auditing.audit_result import AuditResult
-from fedveil.auditing.result import TOGETHER, Document, Estimate, Result, Row
+from fedveil.auditing.result import TOGETHER, Document, Estimate, Result, Row, Which
 from fedveil.auditing.roles import Role
 from fedveil.leakage.catalog import METRICS
 from fedveil.study.definition import UTILITY, Group, Line, Read, Scaled
+from fedveil.study.pairing import Sample
 from fedveil.study.seeds import over_seeds, pooled
 from fedveil.study.tables import Table
+from fedveil.tasks.measures import measure
+
+NUMBER = re.compile(r"-?\d+(\.\d+)?")  # "0.986 ± 0.004" and "0.2419 (-0.0384)" start with the number itself
 
 
 class Value(Document):
@@ -26,15 +32,17 @@ class Value(Document):
     # The same metric for the attacker who knows the defense, and of the perturbed input, where they were measured.
     informed: Estimate | None = None
     perturbed: Estimate | None = None
+    # One value for each example, in our unit, to compare rows pair by pair; None of utilities.
+    sample: Sample | None = None
+    informed_sample: Sample | None = None
+    perturbed_sample: Sample | None = None
     missing: str = ""  # why there is none of ours
 
     @property
     def printed(self) -> float | None:
         """The published number."""
-        try:
-            return float(self.published)
-        except ValueError:
-            return None
+        found = NUMBER.match(self.published)
+        return None if found is None else float(found[0])
 
 
 class Outcome(Document):
@@ -69,6 +77,8 @@ class Outcome(Document):
                 groups[len(rows)] = group
             for row in self.rows:
                 mine = {each.column: each for each in self.values if (each.group, each.row) == (group, row)}
+                if not mine:
+                    continue
                 rows.append([row, *(_cell(mine[head]) for head in self.heads)])
         scale = f"Scale: {self.scale}." + (
             f" Cut from the published setting: {'; '.join(self.cuts)}." if self.cuts else ""
@@ -109,9 +119,9 @@ def outcome_of(scaled: Scaled, audits: Mapping[str, AuditResult], missing: Mappi
         assert all(name in cells for name in names)
         printed = study.published.get(group.name, {}).get(row.name, [""] * len(study.columns))
         place = study.columns.index(column)
-        results = [audits[name].result for name in names if name in audits]
+        done = [audits[name] for name in names if name in audits]
         why = next((missing[name] for name in names if name in missing), "")
-        values.append(_value(group, row, column, results, printed[place], why))
+        values.append(_value(group, row, column, done, printed[place], why))
     return Outcome(
         title=study.title,
         paper=study.paper,
@@ -126,14 +136,15 @@ def outcome_of(scaled: Scaled, audits: Mapping[str, AuditResult], missing: Mappi
     )
 
 
-def _value(group: Group, row: Line, column: Read, results: Sequence[Result], printed: str, why: str) -> Value:
+def _value(group: Group, row: Line, column: Read, audits: Sequence[AuditResult], printed: str, why: str) -> Value:
+    results = [audit.result for audit in audits]
     metric = row.metric or column.metric
-    role: Role = (
-        "ceiling" if row.defense_in(group.name) == "none" and column.role in ("naive", "adaptive") else column.role
-    )
-    ours = _read(results, metric, role, column) if results else None
+    asked: Role = row.role or column.role
+    bare = row.defense_in(group.name) == "none" and asked in ("naive", "adaptive")
+    role: Role = "ceiling" if bare else asked
+    ours = _read(results, metric, role, row, column) if results else None
     if results and ours is None and role == "adaptive":  # the defense does not say what an informed attacker would do
-        ours = _read(results, metric, "naive", column)
+        ours = _read(results, metric, "naive", row, column)
     leaks = metric not in UTILITY and not column.at
     made = Value(
         group=group.name,
@@ -145,35 +156,54 @@ def _value(group: Group, row: Line, column: Read, results: Sequence[Result], pri
         published=printed,
         missing=why if not results else "" if ours is not None else f"{metric} was not measured ({role})",
     )
-    if not leaks or not results or role != "naive":
+    if not leaks or not results:
         return made
-    others = {
-        "informed": _read(results, metric, "adaptive", column),
-        "perturbed": _read(results, metric, "bound", column),
-    }
-    return made.model_copy(update={name: _scaled(each, column.factor) for name, each in others.items()})
+    update: dict[str, Any] = {"sample": _sample(audits, metric, role, row, column)}
+    for name, other in (("informed", "adaptive"), ("perturbed", "bound")) if role == "naive" else ():
+        update[name] = _scaled(_read(results, metric, other, row, column), column.factor)  # type: ignore[arg-type]
+        update[f"{name}_sample"] = _sample(audits, metric, other, row, column)  # type: ignore[arg-type]
+    return made.model_copy(update=update)
 
 
-def _read(results: Sequence[Result], metric: str, role: Role, column: Read) -> Estimate | None:
-    found = [_utility(each, metric) if metric in UTILITY else _leak(each, metric, role, column) for each in results]
+def _sample(audits: Sequence[AuditResult], metric: str, role: Role, row: Line, column: Read) -> Sample | None:
+    found = [_leak(audit.result, metric, role, row.round, column) for audit in audits]
+    values = [values for each in found if each is not None for values in (each[1],)]
+    attacks = audits[0].result.attacks
+    per_update = attacks[0].batch_size if attacks and metric != "linked" else 1
+    return Sample.of(audits, values, per_update) if len(values) == len(audits) else None
+
+
+def _read(results: Sequence[Result], metric: str, role: Role, row: Line, column: Read) -> Estimate | None:
+    found = [
+        _utility(each, metric) if metric in UTILITY else _leak(each, metric, role, row.round, column)
+        for each in results
+    ]
     known = [each for each in found if each is not None]
     if len(known) < len(results):
         return None
     if metric in UTILITY or column.at or metric.startswith("member"):  # not means over examples
-        return pooled([estimate for estimate, _ in known], share=metric in UTILITY)
+        shares = metric in ("test", "validation", "local") and measure(results[0].cost.metric).share
+        return pooled([estimate for estimate, _ in known], share=shares)
     size = results[0].attacks[0].batch_size if results[0].attacks else 1
     return over_seeds(known, share=METRICS[metric].yes_or_no, per_update=size)
 
 
 def _utility(result: Result, metric: str) -> tuple[Estimate, list[float]] | None:
     cost = result.cost
-    which = "defended" if cost.defended is not None else "undefended"
+    which: Which = "defended" if cost.defended is not None else "undefended"
     if metric == "test":
         estimate = cost.defended if cost.defended is not None else cost.undefended
         return None if estimate is None else (estimate, [])
+    if metric == "mcc":
+        found = cost.others.get("MCC", {})
+        return (_exactly(found[which]), []) if which in found else None
     if metric == "local":
         local = [values[which] for name, values in cost.beside.items() if which in values]
         return (_exactly(local[0]), []) if local else None
+    if metric == "seconds":
+        return (_exactly(cost.seconds_per_round[which]), []) if which in cost.seconds_per_round else None
+    if metric == "slowdown":
+        return None if cost.slowdown is None else (cost.slowdown_interval or _exactly(cost.slowdown), [])
     known = [each.validation[which] for each in cost.history if which in each.validation]
     return (_exactly(known[-1]), []) if known else None
 
@@ -183,7 +213,7 @@ def _exactly(value: float) -> Estimate:
     return Estimate(mean=value, low=value, high=value, count=1)
 
 
-def _leak(result: Result, metric: str, role: Role, column: Read) -> tuple[Estimate, list[float]] | None:
+def _leak(result: Result, metric: str, role: Role, number: int, column: Read) -> tuple[Estimate, list[float]] | None:
     if column.at:
         runs = [run for run in result.attacks if not column.attack or run.attack == column.attack]
         if metric == "attack_loss":
@@ -197,7 +227,7 @@ def _leak(result: Result, metric: str, role: Role, column: Read) -> tuple[Estima
     rows = [
         row
         for row in result.rows
-        if row.role == role and row.round is None and metric in row.metrics and row.attack != TOGETHER
+        if row.role == role and row.round == (number or None) and metric in row.metrics and row.attack != TOGETHER
     ]
     rows = [row for row in rows if not column.attack or row.attack in (column.attack, "")]
     if not rows:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 
 from fedveil.attacks.base import Attack
+from fedveil.attacks.scene import Scene
 from fedveil.auditing.attacking import scenes_by_role
+from fedveil.auditing.experiment import Experiment
 from fedveil.auditing.lineup import stand_in
 from fedveil.auditing.roles import Role
 from fedveil.auditing.training import run_key
@@ -15,13 +18,12 @@ from fedveil.auditing.workshop import Workshop
 from fedveil.clients.choose import gradient_seconds
 from fedveil.defenses.chain import Chain
 from fedveil.federation.prepare import run_seconds
-from fedveil.federation.rehearsal import dry_step
-from fedveil.federation.steps import Prepared
-from fedveil.study.rooms import IndexedStore, result_key
+from fedveil.federation.rehearsal import FEW, sketched_step
+from fedveil.study.rooms import IndexedStore, Rooms, name_result, named_result, result_key
+from fedveil.workers import Workers
 
 COMMON: tuple[Role, ...] = ("ceiling", "noise-floor")  # who need no defended update: all defenses share them in round 1
 EXTREMES = (0.2, 20.0)  # what a calibration may find, as a factor: beyond it, it was disturbed
-TRIALS = 4
 
 
 @dataclass(frozen=True)
@@ -35,21 +37,43 @@ class Planned:
 
 @dataclass
 class Estimates:
-    """Plans many audits. What was calibrated for a task serves all of its audits."""
+    """Plans many audits: those that are kept by their names alone, others opened once for all of their seeds."""
 
     store: IndexedStore
     stages: dict[str, Planned] = field(default_factory=dict)
     results: int = 0
     kept: int = 0  # whole results
+    kinds: set[str] = field(default_factory=set)  # of data, of the audits that were opened
+    _rooms: Rooms = field(init=False)
     _pace: dict[int, tuple[float, float]] = field(default_factory=dict)
+    _counted: dict[Hashable, float] = field(default_factory=dict)
+    _opened: dict[str, list[Planned]] = field(default_factory=dict)  # by the settings without the seed
 
-    def add(self, shop: Workshop) -> float:
-        """Plan one more audit; returns the estimated seconds of what is still to do for it."""
-        key = result_key(shop)
+    def __post_init__(self) -> None:
+        self._rooms = Rooms(self.store, Workers(1), sketched=True)
+
+    def add(self, experiment: Experiment) -> float:
+        """Plan one more audit; returns the estimated seconds of what is still to do for it.
+
+        What is wrong with it is told here, but for what another seed alone would change.
+        """
+        key = named_result(self.store, experiment)
+        whole = key is not None and self.store.holds("result", key)
+        if not whole and (alike := _seedless(experiment)) in self._opened:
+            planned = [replace(each, name=f"{each.name} {experiment.seed}") for each in self._opened[alike]]
+        elif whole:
+            planned = [Planned(f"{each.stage} {each.key}", 0.0, True) for each in self.store.index.asked(str(key))]
+        else:
+            shop = self._rooms.open(experiment)
+            self.kinds.add(shop.modality.name)
+            key = result_key(shop)
+            name_result(self.store, experiment, key)
+            whole = self.store.holds("result", key)
+            planned = self._planned(shop, key, whole)
+            self._opened[_seedless(experiment)] = [replace(each, kept=False) for each in planned]
         self.results += 1
-        whole = self.store.holds("result", key)
         self.kept += whole
-        new = {each.name: each for each in self._planned(shop, key, whole) if each.name not in self.stages}
+        new = {each.name: each for each in planned if each.name not in self.stages}
         self.stages |= new
         return sum(each.seconds for each in new.values() if not each.kept)
 
@@ -57,13 +81,13 @@ class Estimates:
         asked = [each for each in self.store.index.asked(key) if self.store.holds(each.stage, each.key)]  # type: ignore[arg-type]
         attacked = sum(each.stage == "attack" for each in asked)
         found, pace = [], self._calibrated(shop)
+        training = self._once(("training", id(shop.task)), lambda: run_seconds(shop.task, shop.experiment.federation))
         for prepared in (shop.plain, shop.defended) if shop.experiment.trains else ():
-            run = run_key(prepared)
+            run = run_key(shop, prepared)
             slower = pace[1] if prepared.plan.chain.defenses else 1.0
-            seconds = pace[0] * slower * run_seconds(shop.task, shop.experiment.federation)
-            found.append(Planned(run, seconds, whole or self.store.holds("train", run)))
+            found.append(Planned(f"train {run}", pace[0] * slower * training, whole or self.store.holds("train", run)))
         for attack in shop.lineup.attacks:
-            for name, seconds in _roles(shop, attack, key):
+            for name, seconds in self._roles(shop, attack, key):
                 found.append(Planned(name, pace[0] * seconds, whole or attacked > 0))
                 attacked -= 1
         return found
@@ -72,13 +96,34 @@ class Estimates:
         """How much slower than counted this machine takes a gradient now, and how much slower the defense makes it."""
         plain = self._pace.get(id(shop.task))
         if plain is None:
-            plain = self._pace[id(shop.task)] = (_step_seconds(shop.plain), _counted(shop))
+            plain = self._pace[id(shop.task)] = _paced(shop)
         step, counted = plain
         low, high = EXTREMES
         machine = min(max(step / counted, low), high)
         if not shop.experiment.defense:
             return machine, 1.0
-        return machine, min(max(_step_seconds(shop.defended) / step, 1.0), high)
+        return machine, max((shop.defended.passes or 1) / (shop.plain.passes or 1), 1.0)
+
+    def _roles(self, shop: Workshop, attack: Attack, result: str) -> Sequence[tuple[str, float]]:
+        """Names and counted seconds of all roles of an attack in all rounds."""
+        experiment = shop.experiment
+        scene = replace(stand_in(shop.case, experiment, attack), chain=Chain())
+        scenes = scenes_by_role(scene, experiment.chain, scene.updates, experiment.audit.attackers)
+        found = []
+        for number in experiment.audit.rounds if attack.looks_at != "model" else (0,):
+            for role, each in scenes.items():
+                form = (id(shop.task), attack, str(each.chain), experiment.audit)
+                seconds = self._once(form, lambda each=each: _work_seconds(attack, each))  # type: ignore[misc]
+                common = role in COMMON and number == 1
+                where = f"{id(shop.task)}" if common else result
+                found.append((f"{where} {attack.name} {role} {number}", seconds))
+        return found
+
+    def _once(self, name: Hashable, count: Callable[[], float]) -> float:
+        """What was counted for the same before, since counting runs the model."""
+        if name not in self._counted:
+            self._counted[name] = count()
+        return self._counted[name]
 
     @property
     def seconds(self) -> float:
@@ -109,32 +154,18 @@ def duration(seconds: float) -> str:
     return f"{seconds / 3600:.1f} hours"
 
 
-def _roles(shop: Workshop, attack: Attack, result: str) -> Sequence[tuple[str, float]]:
-    """Names and counted seconds of all roles of an attack in all rounds."""
-    experiment = shop.experiment
-    scene = replace(stand_in(shop.case, experiment, attack), chain=Chain())
-    scenes = scenes_by_role(scene, experiment.chain, scene.updates, experiment.audit.attackers)
-    found = []
-    for number in experiment.audit.rounds if attack.looks_at != "model" else (0,):
-        for role, each in scenes.items():
-            work = attack.estimate(each)
-            common = role in COMMON and number == 1
-            where = f"{id(shop.task)}" if common else result
-            found.append((f"{where} {attack.name} {role} {number}", work.seconds + work.fit_seconds))
-    return found
+def _work_seconds(attack: Attack, scene: Scene) -> float:
+    work = attack.estimate(scene)
+    return work.seconds + work.fit_seconds
 
 
-def _step_seconds(prepared: Prepared) -> float:
-    """What a client's step takes: the shortest of a few, as the first pays for set-up and any may be disturbed."""
-    found = []
-    for _ in range(TRIALS):
-        start = time.perf_counter()
-        dry_step(prepared)
-        found.append(time.perf_counter() - start)
-    return min(found)
+def _seedless(experiment: Experiment) -> str:
+    return json.dumps({**experiment.described(), "seed": 0}, default=str, sort_keys=True)
 
 
-def _counted(shop: Workshop) -> float:
-    """What the same step should take by counting its arithmetic."""
-    batch = shop.task.train.batch(shop.task.clients[0][: shop.experiment.federation.batch_size])
-    return gradient_seconds(shop.task.model, batch, 1)
+def _paced(shop: Workshop) -> tuple[float, float]:
+    """What a gradient of a few examples takes now, and should take by counting its arithmetic."""
+    sample = shop.task.train.batch(shop.task.clients[0][:FEW])
+    start = time.perf_counter()
+    sketched_step(shop.plain)
+    return time.perf_counter() - start, gradient_seconds(shop.task.model, sample, 1)

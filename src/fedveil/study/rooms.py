@@ -20,6 +20,7 @@ from fedveil.auditing.training import run_key
 from fedveil.auditing.workshop import Workshop
 from fedveil.federation.observers import Watch
 from fedveil.study.index import Index
+from fedveil.tasks.task import Task, read_once
 from fedveil.version import __version__
 from fedveil.workers import Workers
 
@@ -65,22 +66,29 @@ class IndexedStore(Store):
 class Rooms:
     """Opens experiments, those of one task and seed beside each other, and audits them."""
 
-    def __init__(self, store: IndexedStore, workers: Workers, watch: Watch | None = None) -> None:
+    def __init__(
+        self, store: IndexedStore, workers: Workers, watch: Watch | None = None, sketched: bool = False
+    ) -> None:
         self.store = store
         self.watch = watch or Watch()
         self._workers = workers
+        self._sketched = sketched  # for a forecast
         self._first: dict[str, Workshop] = {}
+        self._data: dict[Any, Any] = {}  # data sets that were read
 
     def open(self, experiment: Experiment) -> Workshop:
         """A workshop; what is wrong with the experiment is told here, before any long work."""
         shared = alike(experiment)
-        opened = Workshop.open(experiment, self.store, self._workers, self.watch, self._first.get(shared))
+        with read_once(self._data):
+            beside = self._first.get(shared)
+            opened = Workshop.open(experiment, self.store, self._workers, self.watch, beside, self._sketched)
         self._first.setdefault(shared, opened)
         return opened
 
     def audit(self, shop: Workshop, command: str) -> AuditResult:
         """The result of an experiment: as it was kept, or else made from its stages, of which some may be kept."""
         key = result_key(shop)
+        name_result(self.store, shop.experiment, key)
 
         def make(folder: Path | None) -> AuditResult:
             self.store.asking = key
@@ -97,7 +105,7 @@ def result_key(shop: Workshop) -> str:
     """The key of a whole result: of all that any of its stages reads, and of the version that judges."""
     experiment = shop.experiment
     said = {name: value for name, value in experiment.described().items() if name not in ("task", "defense", "suite")}
-    runs = [run_key(shop.plain), run_key(shop.defended)]
+    runs = [run_key(shop, shop.plain), run_key(shop, shop.defended)]
     return content_key(
         "result",
         version=__version__,
@@ -110,6 +118,34 @@ def result_key(shop: Workshop) -> str:
         auxiliary=None if shop.auxiliary is None else shop.auxiliary.content,
         judge=shop.modality.described(),
         compiler=shop.plain.engine.backend,
+    )
+
+
+def name_result(store: IndexedStore, experiment: Experiment, key: str) -> None:
+    """Write down the key of an experiment's result, so that it can be found without reading its data."""
+    if not isinstance(experiment.task, Task):
+        store.index.name(_settings_key(experiment), key)
+
+
+def named_result(store: IndexedStore, experiment: Experiment) -> str | None:
+    """The key of the result that an experiment had when it was last opened; None if it never was."""
+    return None if isinstance(experiment.task, Task) else store.index.named(_settings_key(experiment))
+
+
+def kept_result(store: IndexedStore, experiment: Experiment) -> AuditResult | None:
+    """The result of an experiment if there is one, without reading its data."""
+    key = named_result(store, experiment)
+    return None if key is None else store.found("result", key, _ResultForm())
+
+
+def _settings_key(experiment: Experiment) -> str:
+    """A hash of all that a result depends on but for what must be read or computed: data, and what a model does."""
+    return content_key(
+        "result",
+        version=__version__,
+        settings=experiment.described(),
+        chain=described_chain(experiment.chain),
+        attacks=[described(each) for each in experiment.attacks],
     )
 
 

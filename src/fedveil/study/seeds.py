@@ -26,7 +26,7 @@ def over_seeds(runs: Sequence[tuple[Estimate, Sequence[float]]], *, share: bool,
         return pooled(estimates)
     groups = np.concatenate([place * 10**6 + np.arange(len(v)) // per_update for place, v in enumerate(values)])
     whole = bootstrap(np.concatenate(values), groups=groups, share=share)
-    return _widened(Estimate(mean=whole.mean, low=whole.low, high=whole.high, count=whole.count), estimates, share)
+    return widened(Estimate(mean=whole.mean, low=whole.low, high=whole.high, count=whole.count), estimates, share)
 
 
 def pooled(estimates: Sequence[Estimate], *, share: bool = False) -> Estimate:
@@ -34,10 +34,10 @@ def pooled(estimates: Sequence[Estimate], *, share: bool = False) -> Estimate:
     mean = float(np.mean([each.mean for each in estimates]))
     low, high = (float(np.mean([getattr(each, end) for each in estimates])) for end in ("low", "high"))
     whole = Estimate(mean=mean, low=min(low, mean), high=max(high, mean), count=sum(each.count for each in estimates))
-    return whole if len(estimates) == 1 else _widened(whole, estimates, share)
+    return whole if len(estimates) == 1 else widened(whole, estimates, share)
 
 
-def _widened(whole: Estimate, runs: Sequence[Estimate], share: bool) -> Estimate:
+def widened(whole: Estimate, runs: Sequence[Estimate], share: bool) -> Estimate:
     """The interval over examples, widened by how much runs differ beyond what their examples explain.
 
     That spread is small or unknown with two or three seeds: Student's quantile makes up for it.

@@ -10,10 +10,13 @@ from pathlib import Path
 from fedveil.auditing.audit_result import AuditResult
 from fedveil.errors import FedveilError
 from fedveil.federation.observers import Watch
+from fedveil.leakage.catalog import applies
 from fedveil.study.definition import Scaled, Study
+from fedveil.study.figures import Drawing, figures_of
+from fedveil.study.leaderboard import Board, boards
 from fedveil.study.outcome import Outcome, outcome_of
 from fedveil.study.planning import Estimates
-from fedveil.study.rooms import IndexedStore, Rooms, result_key
+from fedveil.study.rooms import IndexedStore, kept_result
 from fedveil.study.running import Cell, Grid, audited
 from fedveil.workers import Workers
 
@@ -61,21 +64,19 @@ def plan_study(path: Path, scale: str, store: IndexedStore, command: str = "") -
         cells = list(scaled.cells().values())
     except FedveilError as error:
         raise FedveilError(f"{path}: {error}") from None
-    rooms, missing, estimates, seconds = (
-        Rooms(store, Workers(1)),
-        dict[str, str](),
-        Estimates(store),
-        dict[str, float](),
-    )
-    usable = []
+    missing, estimates, seconds = dict[str, str](), Estimates(store), dict[str, float]()
+    usable = list[Cell]()
     for cell in cells:
         try:
-            seconds[cell.name] = estimates.add(rooms.open(cell.experiment))
+            seconds[cell.name] = estimates.add(cell.experiment)
             usable.append(cell)
         except FedveilError as error:
             missing[cell.name] = str(error)
     if not usable:
         raise FedveilError(f"{path}: nothing of it can be run here: {next(iter(missing.values()))}")
+    for metric in dict.fromkeys(row.metric or column.metric for _, row, column in scaled.places()):
+        if estimates.kinds and not any(applies(metric, kind) for kind in estimates.kinds):
+            raise FedveilError(f"{path}: {metric} does not apply to {' or '.join(sorted(estimates.kinds))}")
     return StudyPlan(scaled, Grid(study_name(path, scale), usable, command), missing, estimates, seconds)
 
 
@@ -93,14 +94,35 @@ def run_study(
 
 def gathered(plan: StudyPlan, store: IndexedStore) -> Outcome:
     """The table from what is there already; nothing is computed."""
-    rooms, audits, missing = Rooms(store, Workers(1)), dict[str, AuditResult](), dict(plan.missing)
+    return _gathered(plan, store)[0]
+
+
+def illustrated(plan: StudyPlan, store: IndexedStore) -> tuple[Outcome, list[Drawing]]:
+    """The same with the figures."""
+    outcome, audits = _gathered(plan, store)
+    return outcome, figures_of(plan.scaled, outcome, audits, store)
+
+
+def ranked(plan: StudyPlan, store: IndexedStore) -> list[Board]:
+    """The boards of a leaderboard, as far as their audits are there."""
+    return boards(plan.scaled, *_kept(plan, store))
+
+
+def _gathered(plan: StudyPlan, store: IndexedStore) -> tuple[Outcome, dict[str, AuditResult]]:
+    audits, missing = _kept(plan, store)
+    return outcome_of(plan.scaled, audits, missing), audits
+
+
+def _kept(plan: StudyPlan, store: IndexedStore) -> tuple[dict[str, AuditResult], dict[str, str]]:
+    """The audits that are there, and why others are not."""
+    audits, missing = dict[str, AuditResult](), dict(plan.missing)
     for cell in plan.grid.cells:
-        shop = rooms.open(cell.experiment)
-        if store.holds("result", result_key(shop)):
-            audits[cell.name] = rooms.audit(shop, plan.grid.command)
-        else:
+        found = kept_result(store, cell.experiment)
+        if found is None:
             missing[cell.name] = "not run yet"
-    return outcome_of(plan.scaled, audits, missing)
+        else:
+            audits[cell.name] = found
+    return audits, missing
 
 
 def study_name(path: Path, scale: str) -> str:

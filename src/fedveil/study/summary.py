@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-
-import numpy as np
-from scipy.stats import kendalltau
 
 from fedveil.auditing.result import Estimate
 from fedveil.leakage.catalog import METRICS
+from fedveil.study import pairing
 from fedveil.study.definition import UTILITY
 from fedveil.study.outcome import Outcome, Value
-
-DRAWS = 1000
 
 
 def summary(outcome: Outcome) -> list[str]:
@@ -27,25 +24,26 @@ def summary(outcome: Outcome) -> list[str]:
 
 
 def order(values: Sequence[Value]) -> Estimate | None:
-    """Kendall's τ between the published order of rows and ours, with the interval that ours' intervals give it."""
-    both = [(each.printed, each.ours) for each in values if each.printed is not None and each.ours is not None]
-    if len(both) < 3 or len({printed for printed, _ in both}) < 2:
+    """Kendall's τ between the published order of rows and ours, with its interval; None for fewer than three rows."""
+    both = [(each.printed, each.ours, each.sample) for each in values]
+    known = [(p, ours, sample) for p, ours, sample in both if p is not None and ours is not None]
+    if len(known) < 3 or len({printed for printed, _, _ in known}) < 2:
         return None
-    printed = [each for each, _ in both]
-    ours = [each for _, each in both if each is not None]
-    random = np.random.Generator(np.random.Philox(0))
-    spreads = np.array([(each.high - each.low) / (2 * 1.96) for each in ours])
-    means = np.array([each.mean for each in ours])
-    drawn = means + spreads * random.standard_normal((DRAWS, len(means)))
-    found = np.array([_tau(printed, row) for row in drawn])
-    low, high = np.quantile(found, [0.025, 0.975])
-    mean = _tau(printed, means)
-    return Estimate(mean=mean, low=min(float(low), mean), high=max(float(high), mean), count=len(ours))
+    printed, ours, samples = zip(*known, strict=True)
+    return pairing.order(printed, ours, samples)
 
 
-def _tau(printed: Sequence[float | None], ours: object) -> float:
-    found = float(kendalltau(printed, ours).statistic)
-    return 0.0 if np.isnan(found) else found
+def difference(a: Value, b: Value) -> Estimate | None:
+    """What a has more than b: on the same images and seeds where both are known for each, else by their intervals."""
+    assert a.ours is not None
+    assert b.ours is not None
+    if a.sample is not None and b.sample is not None:
+        found = pairing.difference(a.sample, b.sample, share=_is_share(a.metric))
+        if found is not None:
+            return found
+    if not (_spread_known(a) and _spread_known(b)):
+        return None
+    return _apart(a.ours, b.ours)
 
 
 def _column(outcome: Outcome, values: Sequence[Value], column: str) -> list[str]:
@@ -71,12 +69,11 @@ def _ordered(values: Sequence[Value]) -> str:
 
 def _noise(outcome: Outcome, values: Sequence[Value]) -> str:
     """Which rows cannot be told from the paper's own method."""
-    if not all(map(_spread_known, values)):
-        return ""
     found = []
     for own in (each for each in values if each.row in outcome.own):
         others = [each for each in values if each.row not in outcome.own]
-        alike = [each.row for each in others if _overlap(own.ours, each.ours)]
+        apart = {each.row: difference(own, each) for each in others}
+        alike = [row for row, each in apart.items() if each is not None and each.low <= 0 <= each.high]
         if alike:
             found.append(f"{own.row} is within noise of {_all_of(alike, others)}")
     return "; ".join(found) + "." if found else ""
@@ -86,10 +83,10 @@ def _spread_known(value: Value) -> bool:
     return value.ours is not None and (value.ours.count > 1 or value.ours.high > value.ours.low)
 
 
-def _overlap(a: Estimate | None, b: Estimate | None) -> bool:
-    assert a is not None
-    assert b is not None
-    return a.low <= b.high and b.low <= a.high
+def _apart(a: Estimate, b: Estimate) -> Estimate:
+    """a - b of two independent means."""
+    half = math.hypot(a.high - a.low, b.high - b.low) / 2
+    return Estimate(mean=a.mean - b.mean, low=a.mean - b.mean - half, high=a.mean - b.mean + half, count=a.count)
 
 
 def _overturned(outcome: Outcome, group: str) -> list[str]:
@@ -98,18 +95,50 @@ def _overturned(outcome: Outcome, group: str) -> list[str]:
     for value in outcome.values:
         if value.group != group or value.ours is None or value.metric in UTILITY:
             continue
-        metric = METRICS[value.metric]
-        for who, other in (
-            ("who knows the defense", value.informed),
-            ("who sees the perturbed input", value.perturbed),
+        for who, other, sample in (
+            ("who knows the defense", value.informed, value.informed_sample),
+            ("who sees the perturbed input", value.perturbed, value.perturbed_sample),
         ):
-            if other is None or _overlap(value.ours, other) or not metric.leaks_more(other.mean, value.ours.mean):
+            if other is None or not _clearly_more(value, other, sample):
                 continue
             told.append(
                 f"{value.row}, {value.column}: {value.ours.mean:.3g} for the attacker of the paper, {other.mean:.3g} "
-                f"for one {who}: it protects less than the table shows."
+                f"for one {who}: it protects less than the table shows{_claims(outcome, value, other, sample)}."
             )
     return told
+
+
+def _clearly_more(value: Value, other: Estimate, sample: pairing.Sample | None) -> bool:
+    assert value.ours is not None
+    more = METRICS[value.metric].leaks_more(other.mean, value.ours.mean)
+    both = None
+    if value.sample is not None and sample is not None:
+        both = pairing.difference(sample, value.sample, share=_is_share(value.metric))
+    apart = both or _apart(other, value.ours)
+    return more and not apart.low <= 0 <= apart.high
+
+
+def _claims(outcome: Outcome, own: Value, other: Estimate, sample: pairing.Sample | None) -> str:
+    """Which rows the paper's own method is better than by this column, and then no longer is."""
+    if own.row not in outcome.own or own.ours is None:
+        return ""
+    metric, lost = METRICS[own.metric], []
+    for each in outcome.of(own.group, own.column):
+        if each.row in outcome.own or each.ours is None or each.metric != own.metric:
+            continue
+        apart = difference(own, each)
+        better = metric.leaks_more(each.ours.mean, own.ours.mean) and apart and not apart.low <= 0 <= apart.high
+        # The other row's attacker knows its defense, too, where that was tried.
+        rival, rivals = (each.informed, each.informed_sample) if each.informed else (each.ours, each.sample)
+        both = pairing.difference(sample, rivals, share=_is_share(own.metric)) if sample and rivals else None
+        still = both or _apart(other, rival)
+        if better and not (metric.leaks_more(rival.mean, other.mean) and not still.low <= 0 <= still.high):
+            lost.append(each.row)
+    return f", and its lead over {', '.join(lost)} is gone" if lost else ""
+
+
+def _is_share(metric: str) -> bool:
+    return metric in METRICS and METRICS[metric].yes_or_no
 
 
 def _all_of(alike: Sequence[str], others: Sequence[Value]) -> str:

@@ -7,7 +7,9 @@ import logging
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +32,7 @@ from fedveil.tasks.definition import (
 )
 from fedveil.tasks.examples import Examples
 from fedveil.tasks.from_files import CLIENTS, FileData, FileModel, read_file_data
+from fedveil.tasks.hub import saved_folder
 from fedveil.tasks.models.base import ModelSpec
 from fedveil.tasks.models.transformer import TextModel, Transformer
 from fedveil.tasks.own_data import OwnData
@@ -174,7 +177,8 @@ def _text(data: LoadedText, spec: Model | nn.Module, seed: int) -> tuple[TextMod
         raise FedveilError(
             f"{data.name} is text, which {given} does not take: use {'bert' if data.classes else 'gpt2'}"
         )
-    vocabulary = vocabulary_of(data, spec.pieces, spec.entries)
+    saved = None if spec.weights is None else saved_folder(spec.weights)
+    vocabulary = vocabulary_of(data, spec.pieces, spec.entries, saved)
     with _seeded(seed):
         module = spec.build_text(data.name, vocabulary, data.length, data.classes)
     return module, tokenized(data, vocabulary, module.width)
@@ -235,8 +239,29 @@ def _count_labels(train: Examples, clients: Sequence[Tensor], names: tuple[str, 
     return ClientLabels(labels=list(names), sizes=sizes, counts=counts, several=train.multi_label, partition=partition)
 
 
+# Data sets that were read already, by their source and place, while a caller of `read_once` keeps them.
+_read: ContextVar[dict[Any, Any] | None] = ContextVar("_read", default=None)
+
+
+@contextmanager
+def read_once(kept: dict[Any, Any]) -> Iterator[None]:
+    """Within it, a data set that is in `kept` is not read again, and one that is read is put there."""
+    token = _read.set(kept)
+    try:
+        yield
+    finally:
+        _read.reset(token)
+
+
 def _load(source: DataSet, data_root: Path | str | None) -> LoadedData | LoadedText | LoadedTable:
-    return source.load(None if data_root is None else Path(data_root))
+    kept, root = _read.get(), None if data_root is None else Path(data_root)
+    if kept is None:
+        return source.load(root)
+    name = (datasets.spell(source), root)
+    if name not in kept:
+        kept[name] = source.load(root)
+    found: LoadedData | LoadedText | LoadedTable = kept[name]
+    return found
 
 
 def _divided(data: Loaded, split: Split, seed: int) -> OwnData:

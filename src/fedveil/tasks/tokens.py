@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from fedveil.errors import FedveilError
+from fedveil.errors import FedveilError, one_line
 from fedveil.tasks.datasets.text import LoadedText, TextPart
 from fedveil.tasks.examples import Examples
 from fedveil.tasks.fingerprint import Fingerprint, fingerprint
@@ -161,10 +161,25 @@ def next_token_loss(scores: Tensor, targets: Tensor) -> Tensor:
     return functional.cross_entropy(scores[:, :-1].flatten(0, 1), targets[:, 1:].flatten(), ignore_index=IGNORED)
 
 
+def next_token_losses(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """The sum of the cross-entropies of every example's next tokens, and how many there are: (B,) each."""
+    wanted = targets[:, 1:]
+    lost = functional.cross_entropy(scores[:, :-1].transpose(1, 2), wanted, ignore_index=IGNORED, reduction="none")
+    return lost.sum(1), (wanted != IGNORED).sum(1)
+
+
 def next_token_hits(scores: Tensor, targets: Tensor) -> Tensor:
     """Whether each next token of the batch has the highest score, in one row."""
     counted = targets[:, 1:] != IGNORED
     return (scores[:, :-1].argmax(-1) == targets[:, 1:])[counted]
+
+
+def by_frequency(targets: Tensor) -> float:
+    """The perplexity of guessing every next token of targets (N, length) by its frequency among them."""
+    wanted = targets[:, 1:]
+    counts = torch.bincount(wanted[wanted != IGNORED]).double()
+    shares = counts[counts > 0] / counts.sum()
+    return float((-(shares * shares.log()).sum()).exp())
 
 
 def _sentences(data: LoadedText, part: TextPart, vocabulary: Vocabulary, form: TextForm) -> tuple[TokenPart, int]:
@@ -175,7 +190,7 @@ def _sentences(data: LoadedText, part: TextPart, vocabulary: Vocabulary, form: T
     vocabulary.tokenizer.enable_truncation(data.length)
     cut = 0
     for start in range(0, len(part), AT_ONCE):
-        found = vocabulary.tokenizer.encode_batch(list(part.texts[start : start + AT_ONCE]))
+        found = _encoded(data, vocabulary, part.texts[start : start + AT_ONCE], ends=True)
         for index, encoding in enumerate(found, start):
             if not encoding.ids:
                 raise FedveilError(f"{data.name}: the tokenizer finds no tokens in {part.texts[index]!r:.60}")
@@ -191,14 +206,22 @@ def _sentences(data: LoadedText, part: TextPart, vocabulary: Vocabulary, form: T
     return TokenPart(ids, sizes, part.labels, form.width, form), cut
 
 
+def _encoded(data: LoadedText, vocabulary: Vocabulary, texts: Sequence[str], *, ends: bool) -> list[Any]:
+    try:
+        found: list[Any] = vocabulary.tokenizer.encode_batch(list(texts), add_special_tokens=ends)
+    except Exception as error:  # the library raises bare exceptions
+        why = one_line(error, typed=True)
+        raise FedveilError(f"{data.name}: the tokenizer is not one for this text: {why:.100}") from None
+    return found
+
+
 def _pieces(data: LoadedText, part: TextPart, vocabulary: Vocabulary, form: TextForm) -> tuple[TokenPart, int]:
     """Cut the whole text into rows and pad the last. A last row of one token is left out: it has no next token."""
     vocabulary.tokenizer.no_padding()
     vocabulary.tokenizer.no_truncation()
     stream: list[int] = []
     for start in range(0, len(part), AT_ONCE):
-        texts = list(part.texts[start : start + AT_ONCE])
-        for encoding in vocabulary.tokenizer.encode_batch(texts, add_special_tokens=False):
+        for encoding in _encoded(data, vocabulary, part.texts[start : start + AT_ONCE], ends=False):
             stream += encoding.ids
     if len(stream) % data.length == 1:
         stream.pop()

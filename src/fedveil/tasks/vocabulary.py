@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ log = logging.getLogger("fedveil")
 Pieces = Literal["wordpiece", "byte-bpe"]  # BERT's, GPT-2's
 BERT_SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 GPT2_SPECIAL = ("<|endoftext|>",)
+PADDING = ("[PAD]", "<pad>", "<|pad|>")
+FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "merges.txt")
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,6 +31,7 @@ class Vocabulary:
 
     tokenizer: Any
     trained: bool  # on the training text; otherwise it came from a folder
+    pad: int | None = None  # the token that fills short sentences, if there is one
 
     @property
     def size(self) -> int:
@@ -36,8 +40,8 @@ class Vocabulary:
 
     @property
     def padding(self) -> int:
-        """The token that fills short sentences; 0 if there is none, since padding is masked anyway."""
-        return int(self.tokenizer.token_to_id("[PAD]") or 0)
+        """The token that fills short pieces; 0 if there is none, since padding is masked anyway."""
+        return self.pad or 0
 
     @property
     def sha256(self) -> str:
@@ -45,11 +49,49 @@ class Vocabulary:
         return hashlib.sha256(self.tokenizer.to_str().encode()).hexdigest()
 
 
-def vocabulary_of(data: LoadedText, pieces: Pieces, size: int) -> Vocabulary:
-    """The vocabulary in the data's tokenizer folder, or one of at most `size` entries trained on its training text."""
-    if data.tokenizer is not None:
-        return Vocabulary(_from_folder(data.tokenizer), trained=False)
-    return Vocabulary(_trained(data.train.texts, pieces, data.vocabulary or size), trained=True)
+def vocabulary_of(data: LoadedText, pieces: Pieces, size: int, saved: Path | None = None) -> Vocabulary:
+    """The vocabulary in the data's tokenizer folder, or in that of a `saved` model.
+
+    Without either, one of at most `size` entries is trained on the training text.
+    """
+    folder = data.tokenizer
+    if folder is None and saved is not None and data.vocabulary is None and _there(saved):
+        folder = saved
+    if folder is None:
+        made = _trained(data.train.texts, pieces, data.vocabulary or size)
+        return Vocabulary(made, trained=True, pad=_padding(made))
+    found = _from_folder(folder)
+    pad = _padding(found, folder)
+    if pad is None and data.classes:
+        raise FedveilError(
+            f"{data.name}: the tokenizer in {folder} has no padding token, which fills short sentences: name it in its "
+            "tokenizer_config.json (pad_token)"
+        )
+    return Vocabulary(found, trained=False, pad=pad)
+
+
+def _padding(tokenizer: Any, folder: Path | None = None) -> int | None:
+    """The number of the padding token: as the tokenizer says itself, or its folder, or by its usual names."""
+    own = tokenizer.padding
+    if own is not None and tokenizer.id_to_token(int(own["pad_id"])) is not None:
+        return int(own["pad_id"])
+    files = ("tokenizer_config.json", "special_tokens_map.json")
+    named = [] if folder is None else [_pad_token(folder / name) for name in files]
+    numbers = (tokenizer.token_to_id(name) for name in (*named, *PADDING) if name)
+    return next((int(number) for number in numbers if number is not None), None)
+
+
+def _there(folder: Path) -> set[str]:
+    return {name for name in FILES if (folder / name).is_file()}
+
+
+def _pad_token(path: Path) -> str | None:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8")).get("pad_token")
+    except (OSError, ValueError, AttributeError):
+        return None
+    found = found.get("content") if isinstance(found, dict) else found
+    return found if isinstance(found, str) else None
 
 
 def text_library(name: str) -> Any:
@@ -64,7 +106,7 @@ def text_library(name: str) -> Any:
 def _from_folder(folder: Path) -> Any:
     """Read tokenizer.json, or through transformers the older vocab.txt (BERT) or vocab.json and merges.txt (GPT-2)."""
     library = text_library("tokenizers")
-    there = {name for name in ("tokenizer.json", "vocab.txt", "vocab.json", "merges.txt") if (folder / name).is_file()}
+    there = _there(folder)
     try:
         if "tokenizer.json" in there:
             return library.Tokenizer.from_file(str(folder / "tokenizer.json"))

@@ -8,7 +8,7 @@ import logging
 from flwr.app import Message, RecordDict
 
 from fedveil.errors import FedveilError
-from fedveil.flower.outgoing import Sender, protected_content, refusal
+from fedveil.flower.outgoing import Sender, protected_content, refusal, reported, told_of
 from fedveil.flower.records import the_arrays, to_tensors, told_apart
 from fedveil.flower.site.journal import Journal
 from fedveil.flower.site.policy import Policy
@@ -24,7 +24,7 @@ class Gate:
 
     def __init__(self, policy: Policy, client: int = 0) -> None:
         self.policy, self._client = policy, client
-        self._journal = Journal(policy, client)
+        self._journal = Journal(policy)
         self._states: dict[int, RecordDict] = {}  # by run
 
     def reply(self, asked: Message, reply: Message) -> Message:
@@ -32,12 +32,13 @@ class Gate:
         category = asked.metadata.message_type.partition(".")[0]
         try:
             if reply.has_error():
-                raise FedveilError(f"the client app reported error {int(reply.error.code):d}")
+                raise FedveilError(reported(reply.error)[0])
             if category not in self.policy.messages:
                 raise FedveilError(f"messages of type {category!r:.40} are not answered here")
             content = self._protected(asked, reply, category)
         except FedveilError as error:
-            return self.refused(asked, str(error))
+            log.warning("%s", error)
+            return self.refused(asked, told_of(error, "the reply could not be protected"))
         except Exception as error:
             log.exception("a reply could not be protected")
             return self.refused(asked, f"the reply could not be protected ({type(error).__name__})")
@@ -46,7 +47,10 @@ class Gate:
     def refused(self, asked: Message, why: str) -> Message:
         """An error reply, and a line in the log."""
         log.warning("refused: %s", why)
-        self._note(asked, sent=False, reason=why)
+        try:
+            self._note(asked, sent=False, reason=why)
+        except Exception:  # nothing leaves all the same
+            log.exception("the log cannot be written")
         return refusal(asked, f"{WHO}: {why}")
 
     def _protected(self, asked: Message, reply: Message, category: str) -> RecordDict:

@@ -2,7 +2,8 @@
 
 Flower has no place for a site's policy, so two private functions of `flwr.supernode.start_client_internal` are wrapped:
 the one that pulls a message from the SuperLink and the one that pushes replies to it. `check` looks at start whether
-the installed Flower still has them as they are expected, and refuses to start if not.
+the installed Flower still has them as they are expected, and refuses to start if not. Where the SuperNode is not the
+site's own to start, `clientapp` has a second, weaker place for the gate.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import inspect
 import logging
 import time
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
 from typing import Any
 
 from flwr.app import Message
@@ -28,9 +28,9 @@ from flwr.supernode.nodestate import NodeState
 
 from fedveil.errors import FedveilError
 from fedveil.flower.site.gate import Gate
+from fedveil.flower.site.installed import check_built
 
 log = logging.getLogger(__name__)
-TESTED = ((1, 41), (1, 43))  # from, and below
 PUSH = {"state", "object_store", "send", "push_object"}
 PULL = {"state", "object_store", "receive", "get_run", "get_fab", "pull_object"}
 MOST_ASKED = 64  # messages whose replies are awaited
@@ -39,23 +39,16 @@ PATIENCE = 600.0  # seconds for an app to hand over all parts of its reply
 
 def check() -> None:
     """Refuse a Flower that is built otherwise than the seam needs."""
-    installed = version("flwr")
-    numbers = tuple(int(part) for part in installed.split(".")[:2] if part.isdigit())
-    wrong = None if TESTED[0] <= numbers < TESTED[1] else "it was never tested with this version"
-    for name, parameters in (("_push_messages", PUSH), ("_pull_and_store_message", PULL)):
-        found = getattr(flower, name, None)
-        if found is None or not parameters <= inspect.signature(found).parameters.keys():
-            wrong = wrong or f"it has no {name} with {', '.join(sorted(parameters))}"
-        elif f"{name}(" not in inspect.getsource(flower.start_client_internal):
-            wrong = wrong or f"its main loop does not call {name}"
+    needed = {"_push_messages": PUSH, "_pull_and_store_message": PULL}
+    check_built(flower, flower.start_client_internal, needed, _other_names)
+
+
+def _other_names() -> str | None:
     if not hasattr(flower, "_insert_message"):
-        wrong = wrong or "it has no _insert_message"
+        return "it has no _insert_message"
     if "is_reply" not in inspect.signature(NodeState.get_messages_legacy).parameters:
-        wrong = wrong or "its state does not tell replies apart"
-    if wrong:
-        raise FedveilError(
-            f"the site's policy cannot be enforced in Flower {installed}: {wrong}; install 'flwr>=1.41,<1.43'"
-        )
+        return "its state does not tell replies apart"
+    return None
 
 
 class _Refused(Exception):

@@ -15,16 +15,18 @@ from fedveil.flower.site.policy import Policy
 
 def run_supernode(policy_file: Path, arguments: Sequence[str]) -> None:
     """Run a SuperNode in this process until it is stopped. `arguments` are those of `flower-supernode`."""
-    os.environ.update(QUIET)  # before Flower reads them
+    os.environ.update(QUIET)  # for the programs that Flower starts
     programs = str(Path(sys.executable).parent)
     os.environ["PATH"] = os.pathsep.join([programs, os.environ.get("PATH", os.defpath)])
     policy = Policy.load(policy_file)
     from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode, flower_supernode
 
     from fedveil.flower.site.gate import Gate
+    from fedveil.flower.site.installed import stay_quiet
     from fedveil.flower.site.seam import Seam, check
 
     check()
+    stay_quiet()
     given = _parse_args_run_supernode().parse_args(list(arguments))
     gate = Gate(policy, _partition(given.node_config))
     Seam(gate).install()

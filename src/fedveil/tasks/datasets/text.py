@@ -16,7 +16,7 @@ from pydantic import Field
 from fedveil.errors import FedveilError
 from fedveil.fields import declared
 from fedveil.tasks.datasets.base import DataSet
-from fedveil.tasks.sources import data_root
+from fedveil.tasks.hub import saved_folder
 
 Length = Annotated[int, Field(ge=4, le=1024)]
 VocabularySize = Annotated[int, Field(ge=300, le=2**20)]  # 256 bytes or the letters, and a few merges
@@ -94,12 +94,12 @@ class TextSet(DataSet):
 
     Every example has `length` tokens: longer sentences are cut, shorter ones padded, and running text is cut into
     pieces. The vocabulary is the one in the folder `tokenizer` (tokenizer.json, vocab.txt, or vocab.json and
-    merges.txt); without one it is trained on the training text, with `vocabulary` entries, or as many as the
-    published model has.
+    merges.txt), else that of a saved model; without one it is trained on the training text, with `vocabulary` entries,
+    or as many as the published model has.
     """
 
     length: Length = 64  # tokens of an example
-    tokenizer: str | None = None  # folder of a tokenizer, from the working folder or the data root; none: trained here
+    tokenizer: str | None = None  # folder of a tokenizer, or its name at the hub; none: the model's, or trained here
     vocabulary: VocabularySize | None = None  # entries at most of a tokenizer that is trained here
 
     def load(self, root: Path | None = None) -> LoadedText:
@@ -115,8 +115,7 @@ class TextSet(DataSet):
     def _folder(self, root: Path | None) -> Path | None:
         if self.tokenizer is None:
             return None
-        given = Path(self.tokenizer).expanduser()
-        for choice in (given, data_root(root) / given):
-            if choice.is_dir():
-                return choice
-        raise FedveilError(f"{self.name}: there is no tokenizer folder {given}, neither here nor in {data_root(root)}")
+        try:
+            return saved_folder(self.tokenizer, root)
+        except FedveilError as error:
+            raise FedveilError(f"{self.name}: no tokenizer: {error}") from None

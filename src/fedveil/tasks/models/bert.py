@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -33,15 +34,15 @@ class BERT(Transformer):
             max_position_embeddings=self.positions,
             **self._settings(classes),
         )
-        return _without_buffers(self._network()(config))
+        return _without_buffers(self._network(classes)(config))
 
     def _saved(self, *arguments: Any) -> nn.Module:
         return _without_buffers(super()._saved(*arguments))
 
-    def _network(self) -> Any:
+    def _network(self, classes: int) -> Any:
         return text_library("transformers").BertForSequenceClassification
 
-    def _settings(self, classes: int) -> dict[str, Any]:
+    def _settings(self, classes: int, folder: Path | None = None) -> dict[str, Any]:
         return {
             "num_labels": classes,
             "attn_implementation": "eager",

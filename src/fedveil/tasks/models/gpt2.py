@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -36,13 +37,13 @@ class GPT2(Transformer):
             eos_token_id=None,
             **self._settings(classes),
         )
-        made: nn.Module = self._network()(config)
+        made: nn.Module = self._network(classes)(config)
         return made
 
-    def _network(self) -> Any:
+    def _network(self, classes: int) -> Any:
         return text_library("transformers").GPT2LMHeadModel
 
-    def _settings(self, classes: int) -> dict[str, Any]:
+    def _settings(self, classes: int, folder: Path | None = None) -> dict[str, Any]:
         return {
             "attn_implementation": "eager",
             "use_cache": False,

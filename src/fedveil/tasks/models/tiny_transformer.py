@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -38,10 +39,10 @@ class TinyTransformer(Transformer):
         sizes = vocabulary.size, self.positions, self.width
         return TinyNetwork(sizes, self.layers, self.heads, classes, self.dropout)
 
-    def _network(self) -> Any:
+    def _network(self, classes: int) -> Any:
         raise FedveilError(f"{self.name} is trained from scratch: leave weights out, or use bert or gpt2")
 
-    def _settings(self, classes: int) -> dict[str, Any]:
+    def _settings(self, classes: int, folder: Path | None = None) -> dict[str, Any]:
         return {}
 
 
@@ -65,7 +66,7 @@ class TinyNetwork(nn.Module):
         """The table of tokens."""
         return self.words
 
-    def forward(self, inputs_embeds: Tensor, attention_mask: Tensor, position_ids: Tensor, **_: Tensor) -> Any:
+    def forward(self, inputs_embeds: Tensor, attention_mask: Tensor, position_ids: Tensor) -> Any:
         """Scores of embeddings (B, length, width); the mask is added to the scores of attention."""
         hidden = self.drop(self.norm(inputs_embeds + self.places(position_ids)))
         for block in self.blocks:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from fedveil.errors import FedveilError, one_line
 from fedveil.fields import Count, Probability, declared
+from fedveil.tasks.hub import saved_folder
 from fedveil.tasks.inputs import Inputs
 from fedveil.tasks.models.base import ModelSpec
 from fedveil.tasks.text_form import IDS, MASK, OFFSET, tokens_of
@@ -26,9 +28,10 @@ BASE = (768, 12, 12)  # width, layers and heads of BERT-base and of the smallest
 class Transformer(ModelSpec):
     """Base of the models of text, which the library `transformers` builds.
 
-    `weights` is a folder with config.json and model.safetensors, as that library writes it; the sizes are then the
-    folder's, and the data needs its tokenizer. There is no dropout unless `dropout` says so (0.1 in the published
-    models); attention never has any, because it would be drawn outside of the clients' streams.
+    `weights` is a folder with config.json and model.safetensors, as that library writes it, or a name at its hub; the
+    sizes are then the folder's, and so is the tokenizer unless the data name another. There is no dropout unless
+    `dropout` says so (0.1 in the published models); attention never has any, because it would be drawn outside of the
+    clients' streams.
     """
 
     pieces: ClassVar[Pieces]
@@ -40,7 +43,7 @@ class Transformer(ModelSpec):
     layers: Count = BASE[1]  # blocks
     heads: Count = BASE[2]  # heads of attention in each block
     dropout: Probability = 0.0  # probability that a number is dropped; 0.1 in the published models
-    weights: str | None = None  # folder with config.json and model.safetensors; the sizes are then its own
+    weights: str | None = None  # folder with config.json and model.safetensors, or its name at the Hugging Face hub
     embeddings: Literal["trained", "frozen"] = "trained"  # frozen: not trained, and no gradient of them is shared
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -56,7 +59,7 @@ class Transformer(ModelSpec):
         if length > self.positions:
             raise FedveilError(f"{self.name} takes at most {self.positions} tokens, and {data} has length={length}")
         if self.weights is not None:
-            network = self._saved(Path(self.weights).expanduser(), data, vocabulary, classes)
+            network = self._saved(saved_folder(self.weights), data, vocabulary, classes, length)
         elif self.width % self.heads:
             raise FedveilError(f"{self.name}: width must be a multiple of heads (got {self.width} and {self.heads})")
         else:
@@ -65,25 +68,32 @@ class Transformer(ModelSpec):
             for module in network.modules():
                 if isinstance(module, nn.Embedding):
                     module.weight.requires_grad_(False)
-        return TextModel(network, causal=causal)
+        return self._wrapped(network, causal=causal)
 
     @abstractmethod
     def _fresh(self, vocabulary: Vocabulary, classes: int) -> nn.Module:
         """The network with new weights."""
 
     @abstractmethod
-    def _network(self) -> Any:
+    def _network(self, classes: int) -> Any:
         """The network's class in `transformers`."""
 
     @abstractmethod
-    def _settings(self, classes: int) -> dict[str, Any]:
-        """The settings of the network that override those of a saved one."""
+    def _settings(self, classes: int, folder: Path | None = None) -> dict[str, Any]:
+        """The settings of the network that override those of one saved in a folder."""
 
-    def _saved(self, folder: Path, data: str, vocabulary: Vocabulary, classes: int) -> nn.Module:
+    def _wrapped(self, network: nn.Module, *, causal: bool) -> TextModel:
+        """The network as a function of tokens, mask and offset."""
+        return TextModel(network, causal=causal)
+
+    def _saved(self, folder: Path, data: str, vocabulary: Vocabulary, classes: int, length: int) -> nn.Module:
         if (self.width, self.layers, self.heads) != BASE:
             raise FedveilError(f"{self.name}: weights have their own sizes: leave width, layers and heads out")
         if vocabulary.trained:
-            raise FedveilError(f"{self.name}: weights need the tokenizer they were made with: {data}:tokenizer=FOLDER")
+            raise FedveilError(
+                f"{self.name}: weights need the tokenizer they were made with, and there is none in {folder}: "
+                f"{data}:tokenizer=FOLDER"
+            )
         if not (folder / "config.json").is_file():
             raise FedveilError(f"{self.name}: no config.json in {folder}: weights must be the folder of a saved model")
         talk = text_library("transformers.utils.logging")
@@ -92,8 +102,8 @@ class Transformer(ModelSpec):
         talk.disable_progress_bar()
         try:
             # Never the pickled weights of older folders.
-            network = self._network().from_pretrained(
-                str(folder), local_files_only=True, use_safetensors=True, **self._settings(classes)
+            network = self._network(classes).from_pretrained(
+                str(folder), local_files_only=True, use_safetensors=True, **self._settings(classes, folder)
             )
         except FedveilError:
             raise
@@ -103,6 +113,9 @@ class Transformer(ModelSpec):
             ) from None
         finally:
             talk.set_verbosity(loud)
+        most = int(getattr(network.config, "max_position_embeddings", self.positions))
+        if length > most:
+            raise FedveilError(f"{self.name}: the model in {folder} takes at most {most} tokens, not length={length}")
         known = network.get_input_embeddings().num_embeddings
         if known < vocabulary.size:
             raise FedveilError(
@@ -117,10 +130,13 @@ class Transformer(ModelSpec):
 class TextModel(nn.Module):
     """A network of `transformers` as a function of tokens, mask and offset that supports `vmap`."""
 
-    def __init__(self, network: nn.Module, *, causal: bool) -> None:
+    def __init__(self, network: nn.Module, *, causal: bool, first_place: int = 0) -> None:
+        """The network and whether it looks back alone; `first_place` is the number that it knows the first place by."""
         super().__init__()
         self.network = network
         self.causal = causal
+        self.first_place = first_place
+        self._takes = frozenset(inspect.signature(network.forward).parameters)
 
     @property
     def width(self) -> int:
@@ -129,19 +145,22 @@ class TextModel(nn.Module):
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, offset: Tensor) -> Tensor:
         """Scores of the classes (B, classes), or of every next token (B, length, entries)."""
-        embeddings = self._table()(input_ids) + offset
-        length = input_ids.shape[1]
+        return self.of_embeddings(self._table()(input_ids) + offset, attention_mask)
+
+    def of_embeddings(self, embeddings: Tensor, attention_mask: Tensor) -> Tensor:
+        """The same for any embeddings (B, length, width), whether they are a token's or not."""
+        length = embeddings.shape[1]
         seen = attention_mask[:, None, None, :].to(embeddings.dtype)
-        more = {"token_type_ids": torch.zeros_like(input_ids)}
         if self.causal:
             seen = seen * torch.ones(length, length, dtype=seen.dtype, device=seen.device).tril()
-            more = {}
+        places = self.first_place + torch.arange(length, device=embeddings.device)[None]
+        kinds = None if self.causal else torch.zeros_like(attention_mask, dtype=torch.long)
+        more = {"position_ids": places, "token_type_ids": kinds}
         output = self.network(
             inputs_embeds=embeddings,
             # In the form that is added to attention scores: with a plain mask, the library would branch on its values.
             attention_mask=(1 - seen) * torch.finfo(seen.dtype).min,
-            position_ids=torch.arange(length, device=input_ids.device)[None],
-            **more,
+            **{name: value for name, value in more.items() if name in self._takes and value is not None},
         )
         scores: Tensor = output.logits
         return scores

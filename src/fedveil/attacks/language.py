@@ -1,0 +1,165 @@
+"""Language priors: how likely a sentence is before anything of an update is known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedveil.attacks.lab import Lab
+from fedveil.attacks.ngram import KneserNey
+from fedveil.errors import FedveilError, one_line
+from fedveil.streams import Streams
+from fedveil.tasks.models.tiny_transformer import TinyNetwork
+from fedveil.tasks.text_form import TextForm, tokens_of
+from fedveil.tasks.vocabulary import text_library
+
+NONE, NGRAM, SMALL = "none", "n-gram", "small"
+TRAINED_HERE = (NGRAM, SMALL)  # on auxiliary sentences; any other name is that of a causal model
+STEPS, BATCH, RATE = 400, 32, 3e-3  # of the small model's training
+WIDTH, LAYERS, HEADS = 64, 2, 2
+
+
+class Language(Protocol):
+    """Says of sentences how unlikely they are."""
+
+    def nats(self, tokens: Tensor) -> Tensor:
+        """The mean negative log likelihood of a token, over the sentences of batches (K, B, places): (K,)."""
+        ...
+
+
+def learned(name: str, lab: Lab) -> dict[str, Tensor]:
+    """What a prior that is trained here learns from auxiliary sentences, as tensors."""
+    form = lab.public.layout.text
+    if name not in TRAINED_HERE:
+        return {}
+    if form is None:
+        raise FedveilError("a language prior is trained on sentences, and this is no text")
+    if lab.auxiliary is None or not len(lab.auxiliary):
+        raise FedveilError(f"the language prior '{name}' is trained on auxiliary sentences, and there are none")
+    sentences = [form.content(row) for row in tokens_of(lab.auxiliary.batch(range(len(lab.auxiliary)))[0])]
+    if name == NGRAM:
+        return KneserNey.trained(sentences, form.entries).tensors
+    return trained_network(sentences, form, lab.streams)
+
+
+def language_of(name: str, fitted: Mapping[str, Tensor], form: TextForm) -> Language | None:
+    """The prior of this name, given what was learned."""
+    if name == NONE:
+        return None
+    if name == NGRAM:
+        return OfNgrams(KneserNey.of(fitted, form.entries), form)
+    if name == SMALL:
+        network = _network(form)
+        network.load_state_dict(dict(fitted))
+        return OfNetwork(network, form)
+    return Pretrained.read(name, form)
+
+
+@dataclass(frozen=True, eq=False)
+class OfNgrams:
+    """An n-gram model of the task's own tokens."""
+
+    model: KneserNey
+    form: TextForm
+
+    def nats(self, tokens: Tensor) -> Tensor:
+        """By the tokens that stand for text."""
+        return torch.stack(
+            [torch.tensor([self.model.nats(self.form.content(row)) for row in own]).mean() for own in tokens]
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class OfNetwork:
+    """A small causal network of the task's own tokens. Padding begins every sentence."""
+
+    network: TinyNetwork
+    form: TextForm
+
+    @torch.no_grad()
+    def nats(self, tokens: Tensor) -> Tensor:
+        """By the tokens that stand for text."""
+        rows, there = padded([self.form.content(row) for row in tokens.flatten(0, -2)], self.form.padding)
+        losses = token_losses(self.network, rows, there)
+        means = losses.sum(1) / there[:, 1:].sum(1).clamp_min(1)
+        return means.reshape(tokens.shape[:-1]).mean(-1)
+
+
+@dataclass(frozen=True, eq=False)
+class Pretrained:
+    """A causal model of the library transformers with its own tokenizer: it is given text."""
+
+    network: Any
+    tokenizer: Any
+    form: TextForm
+
+    @classmethod
+    def read(cls, name: str, form: TextForm) -> Pretrained:
+        """From a folder, or by a name that the library finds in its cache or on its hub."""
+        library = text_library("transformers")
+        folder = Path(name).expanduser()
+        where = str(folder) if folder.is_dir() else name
+        try:
+            tokenizer = library.AutoTokenizer.from_pretrained(where)
+            network = library.AutoModelForCausalLM.from_pretrained(where, use_safetensors=True)
+        except Exception as error:  # whatever the library finds wrong
+            raise FedveilError(f"no causal language model '{name}': {one_line(error, typed=True)}") from None
+        return cls(network.float().eval(), tokenizer, form)
+
+    @torch.no_grad()
+    def nats(self, tokens: Tensor) -> Tensor:
+        """By the tokens of its own, the first of which is taken for granted where nothing begins a text."""
+        start = self.tokenizer.bos_token_id
+        begin = [] if start is None else [int(start)]
+        texts = [self.form.text(row) for row in tokens.flatten(0, -2)]
+        rows, there = padded([begin + self.tokenizer(text, add_special_tokens=False).input_ids for text in texts])
+        scores = self.network(input_ids=rows, attention_mask=there.long()).logits
+        losses = functional.cross_entropy(scores[:, :-1].transpose(1, 2), rows[:, 1:], reduction="none") * there[:, 1:]
+        means = losses.sum(1) / there[:, 1:].sum(1).clamp_min(1)
+        return means.reshape(tokens.shape[:-1]).mean(-1)
+
+
+def padded(sentences: list[list[int]], first: int | None = None) -> tuple[Tensor, Tensor]:
+    """Sentences as rows, each behind a first token if there is one; and where there are tokens."""
+    begin = [] if first is None else [first]
+    rows = [torch.tensor([*begin, *sentence] or [0]) for sentence in sentences]
+    made = nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    sizes = torch.tensor([len(row) for row in rows])
+    return made, torch.arange(made.shape[1]) < sizes[:, None]
+
+
+def _network(form: TextForm) -> TinyNetwork:
+    return TinyNetwork((form.entries, form.length + 1, WIDTH), LAYERS, HEADS, 0, 0.0)
+
+
+def token_losses(network: TinyNetwork, rows: Tensor, there: Tensor) -> Tensor:
+    """The negative log likelihood of each next token, 0 where there is none: (N, places - 1)."""
+    length = rows.shape[1]
+    seen = there[:, None, None, :] & torch.ones(length, length, dtype=torch.bool).tril()
+    mask = (~seen) * torch.finfo(torch.float32).min
+    places = torch.arange(length)[None]
+    scores = network(inputs_embeds=network.words(rows), attention_mask=mask, position_ids=places).logits
+    return functional.cross_entropy(scores[:, :-1].transpose(1, 2), rows[:, 1:], reduction="none") * there[:, 1:]
+
+
+def trained_network(sentences: list[list[int]], form: TextForm, streams: Streams) -> dict[str, Tensor]:
+    """The weights of the small causal network after some steps of Adam on these sentences."""
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        torch.manual_seed(int(float(streams.fold("language").uniform(1)) * 2**31))
+        network = _network(form)
+        weights = list(network.parameters())
+        optimizer = torch.optim.Adam(weights, lr=RATE)
+        for _ in range(STEPS):
+            chosen = torch.randint(len(sentences), (BATCH,)).tolist()
+            rows, there = padded([sentences[i] for i in chosen], form.padding)
+            loss = token_losses(network, rows, there).sum() / there[:, 1:].sum().clamp_min(1)
+            for weight, slope in zip(weights, torch.autograd.grad(loss, weights), strict=True):
+                weight.grad = slope
+            optimizer.step()
+    return {name: tensor.detach() for name, tensor in network.state_dict().items()}
