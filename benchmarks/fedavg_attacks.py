@@ -3,6 +3,7 @@
 Pictures: the attacker takes the change of the weights for one gradient, or repeats the local steps and looks for the
 order of the examples, which clients shuffle in every epoch. Labels: read off as if the update were one gradient, or by
 least squares over the steps. The digits that come with scikit-learn; rows of MNIST are left out without its files.
+Goes on from the rows of before.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import fedveil as fv
-from benchmarks.tables import Table
+from benchmarks.tables import STORE, Table, measured
 from fedveil.attacks.labels import recover_labels, whole_counts
 from fedveil.attacks.problem import Problem
 from fedveil.attacks.scene import LocalSteps, Public, Scene
+from fedveil.auditing.audit_result import AuditResult
 from fedveil.defenses.updates import Updates
 from fedveil.errors import FedveilError
 from fedveil.streams import Streams
@@ -42,7 +44,6 @@ class Case:
     batch: int
     lr: float = 0.1
     momentum: float = 0.0
-    steps: int = 100  # of Inverting Gradients
 
 
 CASES = [
@@ -52,12 +53,24 @@ CASES = [
     Case("4 epochs of 2 steps", "digits", 4, 2, momentum=0.9),
     Case("4 epochs of 2 steps", "mnist", 4, 2, lr=0.1),
     Case("4 epochs of 2 steps", "mnist", 4, 2, lr=0.02),
+    Case("1 epoch of 2 steps", "mnist", 1, 2, lr=0.1),
+    Case("4 epochs of 2 steps", "mnist", 4, 2, lr=0.05),
 ]
 
 
+# How the pictures are looked for, and with which attack.
+INVERTING = "inverting-gradients:steps=100,restarts=1,signed=false"
+HOW = {
+    "pseudo-gradient": ("pseudo-gradient", INVERTING),
+    "unrolled": ("unrolled", INVERTING),
+    "unrolled, from a generator": ("unrolled", "latent-start:pixel_steps=100"),
+}
+
+
 def measure() -> Iterator[list[Table]]:
-    counts = labels()
-    for table in pictures():
+    kept = measured("fedavg-attacks")
+    counts = kept[1] if len(kept) > 1 else labels()
+    for table in pictures(kept[0] if kept else None):
         yield [table, counts]
 
 
@@ -72,46 +85,59 @@ def task_of(data: str, model: str) -> fv.Task | None:
 # ---- pictures ------------------------------------------------------------------------------------------------
 
 
-def pictures() -> Iterator[Table]:
-    table = Table(
-        f"FedAvg updates, untrained LeNet, {VICTIMS} clients of {EXAMPLES} pictures, Inverting Gradients in one try",
+def pictures(table: Table | None) -> Iterator[Table]:
+    table = table or Table(
+        f"FedAvg updates, untrained LeNet, {VICTIMS} clients of {EXAMPLES} pictures",
         ["data", "local training", "rate", "momentum", "attacked as", "PSNR (dB)", "identified among 100"],
-        "Mean with its 95 % interval over pictures. Clients shuffle every epoch; the attacker has sorted labels.",
+    )
+    table.note = (
+        "Mean with its 95 % interval over pictures. Clients shuffle every epoch; the attacker has sorted labels. "
+        + "; ".join(f"{how}: `{attack}`" for how, (_, attack) in HOW.items())
+        + "."
     )
     for case in CASES:
         task = task_of(case.data, "lenet")
-        for how in ("pseudo-gradient", "unrolled") if task is not None else ():
-            assert task is not None
+        for how in HOW if task is not None and case.data == "mnist" else [*HOW][:2]:
+            cell = [case.data, case.words, f"{case.lr:g}", f"{case.momentum:g}", how]
+            if task is None or cell in [row[:5] for row in table.rows]:
+                continue
             begun = time.perf_counter()
-            found = fv.audit(
-                task,
-                None,
-                [fv.attacks.InvertingGradients(steps=case.steps, signed=False, restarts=1)],
-                federation=fv.FederationSettings(
-                    protocol="fedavg",
-                    batch_size=case.batch,
-                    local_epochs=case.epochs,
-                    lr=case.lr,
-                    momentum=case.momentum,
-                ),
-                settings=fv.AuditSettings(
-                    victims=VICTIMS,
-                    batch_size=EXAMPLES,
-                    source="test",
-                    link=False,
-                    reference="none",
-                    local_steps=how,  # type: ignore[arg-type]
-                ),
-                train=False,
-            )
+            found = audited(task, case, how)
             psnr, share = found.leakage["ceiling", "psnr"], found.leakage["ceiling", "identified"]
             table.add(
-                *(case.data, case.words, f"{case.lr:g}", f"{case.momentum:g}", how),
+                *cell,
                 f"{psnr.mean:.1f} [{psnr.low:.1f}, {psnr.high:.1f}]",
                 f"{100 * share.mean:.0f} % [{100 * share.low:.0f}, {100 * share.high:.0f}]",
             )
-            print(f"{case}, {how}: {time.perf_counter() - begun:.0f} s", flush=True)
+            print(f"{table.rows[-1]}: {time.perf_counter() - begun:.0f} s", flush=True)
             yield table
+
+
+def audited(task: fv.Task, case: Case, how: str) -> AuditResult:
+    steps, attack = HOW[how]
+    return fv.audit(
+        task,
+        None,
+        attack,
+        federation=fv.FederationSettings(
+            protocol="fedavg",
+            batch_size=case.batch,
+            local_epochs=case.epochs,
+            lr=case.lr,
+            momentum=case.momentum,
+        ),
+        settings=fv.AuditSettings(
+            victims=VICTIMS,
+            batch_size=EXAMPLES,
+            source="test",
+            link=False,
+            reference="none",
+            local_steps=steps,  # type: ignore[arg-type]
+            auxiliary="held-out" if case.data == "digits" else case.data,
+        ),
+        train=False,
+        store=STORE,
+    )
 
 
 # ---- labels --------------------------------------------------------------------------------------------------

@@ -6,9 +6,10 @@ import json
 
 import pytest
 
-from fedveil.cli.explain import explained
+from fedveil.attacks import GradInversion
+from fedveil.cli.explain import explained, presets
 from fedveil.fields import Count, Positive, declared, field_names
-from fedveil.registry import REGISTRIES
+from fedveil.registry import REGISTRIES, attacks
 from journeys.console import refused
 
 
@@ -66,6 +67,43 @@ def test_one_defense_is_listed_with_its_fields(fedveil, monkeypatch: pytest.Monk
         "explanation": "probability that an entry is kept",
         "symbol": "p in the paper",
     }
+
+
+def test_published_settings_are_shown_as_the_command_line_takes_them(fedveil) -> None:
+    shown = fedveil("list", "attacks", "ci-net").out
+    assert "preset figure2: ci-net:steps=4000,polish=0" in shown
+    assert "30,000 steps" in shown
+    plain = json.loads(fedveil("list", "attacks", "grad-inversion", "--json").out)
+    (published,) = plain["presets"]
+    assert attacks.parse(published["spec"]) == GradInversion.published()
+    assert "preset" not in fedveil("list", "attacks", "link").out
+
+
+@declared
+class Made:
+    """A class with class methods of all sorts."""
+
+    size: Count = 1
+
+    @classmethod
+    def large(cls, factor: int = 2) -> Made:
+        """Twice
+        as large."""
+        return cls(size=factor)
+
+    @classmethod
+    def of(cls, size: int) -> Made:
+        """Needs something."""
+        return cls(size=size)
+
+    @classmethod
+    def count(cls) -> int:
+        """Makes something else."""
+        return 1
+
+
+def test_presets_are_class_methods_that_make_one_of_nothing() -> None:
+    assert presets(Made) == {"large": (Made(size=2), "Twice as large.")}
 
 
 def test_other_kinds_too(fedveil) -> None:

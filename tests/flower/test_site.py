@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -188,7 +190,7 @@ def _spend(folder: Path) -> None:
 
 
 def test_nodes_that_count_at_the_same_time_forget_nothing(tmp_path: Path) -> None:
-    with ProcessPoolExecutor(3, mp_context=get_context("spawn")) as pool:
+    with ThreadPoolExecutor(3) as pool:
         for done in [pool.submit(_spend, tmp_path) for _ in range(3)]:
             done.result()
     (file,) = (tmp_path / "state").glob("spent-*.json")
@@ -346,3 +348,25 @@ def test_another_flower_is_refused_at_start(monkeypatch: pytest.MonkeyPatch) -> 
         patch.setattr(internal, "_push_messages", lambda state: None)
         with pytest.raises(FedveilError, match="no _push_messages with object_store"):
             seams.check()
+
+
+def test_a_supernode_does_not_call_home(tmp_path: Path) -> None:
+    """As a user starts it: nothing in the environment switches telemetry or the check for updates off."""
+    (tmp_path / "policy.toml").write_text(f'defense = "{CLIP}"')
+    program = f"""
+import os
+from pathlib import Path
+import fedveil.flower.site.supernode as ours
+from flwr.supercore import telemetry
+import flwr.supernode.cli.flower_supernode
+import sys
+def started():
+    sent = []
+    telemetry.urllib.request.urlopen = lambda *given, **named: sent.append(given)
+    print(telemetry.create_event(telemetry.EventType.PING, None), sent, os.environ["FLWR_DISABLE_UPDATE_CHECK"])
+sys.modules["flwr.supernode.cli.flower_supernode"].flower_supernode = started
+ours.run_supernode(Path({str(tmp_path / "policy.toml")!r}), [])
+"""
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("FLWR", "RAY"))}
+    told = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=300)
+    assert told.stdout.splitlines()[-1] == "disabled [] 1", told.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -63,3 +64,18 @@ def test_without_a_folder_nothing_is_kept() -> None:
     index.ask("r", "train", "k", "")
     assert index.asked("r") == []
     assert index.cells("s") == {}
+
+
+@pytest.mark.parametrize("free, words", [(0, "Make room on the disk"), (2**40, "It may be removed")])
+def test_a_disk_without_room_is_told_from_a_broken_one(
+    free: int, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = Index(tmp_path)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=free))
+
+    def fails(*arguments: object, **keywords: object) -> None:
+        raise sqlite3.OperationalError("disk I/O error")
+
+    monkeypatch.setattr(sqlite3, "connect", fails)
+    with pytest.raises(FedveilError, match=words):
+        index.mark("s", "a", "r", "running")

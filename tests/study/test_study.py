@@ -125,6 +125,28 @@ def test_bad_input_is_one_line(arguments: list[str], why: str, table: Path, tmp_
     assert why in said.err.strip().splitlines()[-1]
 
 
+def test_a_metric_of_other_data_is_refused_before_anything_is_run(table: Path, tmp_path: Path, fedveil) -> None:
+    table.write_text(TABLE.replace('metric = "lpips"', 'metric = "rouge1"'), encoding="utf-8")
+    said = fedveil("study", "run", str(table), "--scale", "smoke", "--store", str(tmp_path / "store"))
+    assert said.code == 2
+    assert "rouge1 does not apply to pictures" in said.err.strip().splitlines()[-1]
+
+
+def test_a_damaged_index_is_one_line_and_can_be_removed(whole: Outcome, table: Path, tmp_path: Path, fedveil) -> None:
+    store = tmp_path / "store"
+    run(table, IndexedStore(store))
+    for path in store.glob("index.sqlite*"):
+        path.write_bytes(b"no database")
+    said = fedveil("study", "run", str(table), "--scale", "smoke", "--store", str(store))
+    assert said.code == 2
+    assert "is not a database. It may be removed" in said.err.strip().splitlines()[-1]
+    for path in store.glob("index.sqlite*"):
+        path.unlink()
+    again = IndexedStore(store)
+    assert run(table, again) == whole
+    assert again.made == []
+
+
 def test_a_store_of_a_newer_version_is_one_line(table: Path, tmp_path: Path, fedveil) -> None:
     import sqlite3
 

@@ -64,6 +64,22 @@ def explained(cls: type) -> list[Explained]:
     return found
 
 
+def presets(cls: type) -> dict[str, tuple[Any, str]]:
+    """Published settings: what each public class method of a class that returns one and needs nothing makes, and why.
+
+    The method says both: by its annotation, and by its docstring.
+    """
+    found = {}
+    for name, method in vars(cls).items():
+        if not isinstance(method, classmethod) or name.startswith("_"):
+            continue
+        form = inspect.signature(getattr(cls, name))
+        needs = [given for given in form.parameters.values() if given.default is given.empty]
+        if form.return_annotation in (cls, cls.__name__, "Self") and not needs:
+            found[name] = getattr(cls, name)(), " ".join((inspect.getdoc(method) or "").split())
+    return found
+
+
 def _allowed(schema: dict[str, Any], shared: dict[str, Any]) -> str:
     """A field's JSON schema in words.
 

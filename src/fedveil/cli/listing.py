@@ -10,7 +10,7 @@ from typing import Any
 import typer
 
 from fedveil.auditing.suites import SUITES, Suite
-from fedveil.cli.explain import explained
+from fedveil.cli.explain import explained, presets
 from fedveil.cli.options import names_of
 from fedveil.errors import FedveilError, unknown_name
 from fedveil.leakage.catalog import METRICS
@@ -61,8 +61,9 @@ def _show_one(kind: str, name: str, *, as_json: bool) -> None:
     if name not in entries:
         raise unknown_name(what, name, entries)
     fields = explained(REGISTRIES[kind].load(name)) if kind in REGISTRIES else []
+    settings = _presets(kind, name)
     if as_json:
-        listed = {"fields": [field.plain() for field in fields]} if kind in REGISTRIES else {}
+        listed = {"fields": [field.plain() for field in fields], "presets": settings} if kind in REGISTRIES else {}
         print(json.dumps({**_plain(entries[name]), **listed}, indent=1, ensure_ascii=False))
         return
     width = max(40, shutil.get_terminal_size().columns)
@@ -73,6 +74,17 @@ def _show_one(kind: str, name: str, *, as_json: bool) -> None:
         print(textwrap.fill(field.explanation, width - 1, initial_indent="      ", subsequent_indent="      "))
     if kind in REGISTRIES and not fields:
         print("\n  It has no fields.")
+    for each in settings:
+        print(f"\n  preset {each['name']}: {each['spec']}")
+        print(textwrap.fill(each["explanation"], width - 1, initial_indent="      ", subsequent_indent="      "))
+
+
+def _presets(kind: str, name: str) -> list[dict[str, str]]:
+    """The published settings of one thing, spelled as the command line takes them."""
+    if kind not in REGISTRIES:
+        return []
+    found = presets(REGISTRIES[kind].load(name)).items()
+    return [{"name": each, "spec": REGISTRIES[kind].spell(made), "explanation": words} for each, (made, words) in found]
 
 
 def _default(value: Any) -> str:

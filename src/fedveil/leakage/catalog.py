@@ -331,3 +331,21 @@ METRICS: dict[str, Metric] = {
         ),
     )
 }
+
+# Metrics that only one kind of data has; all others but those of two kinds are of updates or models, whatever the data.
+_CELLS = ("cells", "number_cells", "category_cells", "whole_rows")
+_WORDS = ("whole_sentences", "rouge1", "rouge2", "rougeL", "tokens_found", "tokens_placed")
+_ONLY_PICTURES = (
+    *("psnr", "mse_pixel", "psnr_pixel", "ssim", "lpips", "kl", "feature_mse", "logit_mse", "leakage_score", "rdlv"),
+    "identified_features",
+)
+ONLY = {"records": _CELLS, "sentences": _WORDS, "pictures": _ONLY_PICTURES}
+
+
+def applies(name: str, kind: str) -> bool:
+    """Whether a kind of data has a metric.
+
+    >>> applies("ssim", "pictures"), applies("ssim", "sentences"), applies("linked", "records")
+    (True, False, True)
+    """
+    return not any(name in names for other, names in ONLY.items() if other != kind)

@@ -7,6 +7,7 @@ SQLite in WAL mode, so that several processes read and write it at once and a ki
 from __future__ import annotations
 
 import contextlib
+import shutil
 import sqlite3
 import time
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from fedveil.files import private_folder
 
 FILE = "index.sqlite"
 VERSION = 1
+LITTLE = 2**20  # bytes on a disk that is as good as full
 WAIT = 60.0  # seconds for another process to finish writing
 
 _TABLES = """
@@ -134,11 +136,12 @@ class Index:
             with contextlib.closing(sqlite3.connect(self._path, timeout=WAIT, isolation_level=None)) as database:
                 yield database
         except sqlite3.DatabaseError as error:
-            raise FedveilError(f"cannot use {self._path}: {error}. {_remedy(error)}") from None
+            raise FedveilError(f"cannot use {self._path}: {error}. {_remedy(error, self._path)}") from None
 
 
-def _remedy(error: sqlite3.DatabaseError) -> str:
-    if "full" in str(error):
+def _remedy(error: sqlite3.DatabaseError, path: Path) -> str:
+    # A disk that has no room for the database's shared memory is an "I/O error" to SQLite.
+    if "full" in str(error) or ("I/O" in str(error) and shutil.disk_usage(path.parent).free < LITTLE):
         return "Make room on the disk and start again: what was computed is kept"
     if "readonly" in str(error) or "unable to open" in str(error):
         return "Choose a --store that you may write to"

@@ -43,6 +43,7 @@ class Estimates:
     stages: dict[str, Planned] = field(default_factory=dict)
     results: int = 0
     kept: int = 0  # whole results
+    kinds: set[str] = field(default_factory=set)  # of data, of the audits that were opened
     _rooms: Rooms = field(init=False)
     _pace: dict[int, tuple[float, float]] = field(default_factory=dict)
     _counted: dict[Hashable, float] = field(default_factory=dict)
@@ -64,6 +65,7 @@ class Estimates:
             planned = [Planned(f"{each.stage} {each.key}", 0.0, True) for each in self.store.index.asked(str(key))]
         else:
             shop = self._rooms.open(experiment)
+            self.kinds.add(shop.modality.name)
             key = result_key(shop)
             name_result(self.store, experiment, key)
             whole = self.store.holds("result", key)

@@ -10,6 +10,7 @@ from pathlib import Path
 from fedveil.auditing.audit_result import AuditResult
 from fedveil.errors import FedveilError
 from fedveil.federation.observers import Watch
+from fedveil.leakage.catalog import applies
 from fedveil.study.definition import Scaled, Study
 from fedveil.study.figures import Drawing, figures_of
 from fedveil.study.leaderboard import Board, boards
@@ -73,6 +74,9 @@ def plan_study(path: Path, scale: str, store: IndexedStore, command: str = "") -
             missing[cell.name] = str(error)
     if not usable:
         raise FedveilError(f"{path}: nothing of it can be run here: {next(iter(missing.values()))}")
+    for metric in dict.fromkeys(row.metric or column.metric for _, row, column in scaled.places()):
+        if estimates.kinds and not any(applies(metric, kind) for kind in estimates.kinds):
+            raise FedveilError(f"{path}: {metric} does not apply to {' or '.join(sorted(estimates.kinds))}")
     return StudyPlan(scaled, Grid(study_name(path, scale), usable, command), missing, estimates, seconds)
 
 
