@@ -9,6 +9,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -130,18 +131,27 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_of_a_killed_process_neither_workers_nor_data_stay(tmp_path: Path, number: int) -> None:
     (tmp_path / "script.py").write_text(KILLED)
-    (tmp_path / "temporary").mkdir()
-    given = {**os.environ, "TMPDIR": str(tmp_path / "temporary")}
-    with subprocess.Popen([sys.executable, "script.py"], cwd=tmp_path, stdout=subprocess.PIPE, env=given) as parent:
-        assert parent.stdout is not None
-        worker, server = map(int, parent.stdout.readline().split())
-        assert server != parent.pid or not fork_server._has_server()
-        assert files_with(b"the data of a client", tmp_path / "temporary", Path("/dev/shm")) == []  # also meanwhile
-        parent.send_signal(number)
-        parent.wait()
-        wait_for(lambda: gone(worker) and gone(server))
-    assert files_with(b"", tmp_path / "temporary") == []
+    with tempfile.TemporaryDirectory() as name:  # short, so that the server's socket may lie in it
+        given, temporary = {**os.environ, "TMPDIR": name}, Path(name)
+        with subprocess.Popen([sys.executable, "script.py"], cwd=tmp_path, stdout=subprocess.PIPE, env=given) as parent:
+            assert parent.stdout is not None
+            worker, server = map(int, parent.stdout.readline().split())
+            assert server != parent.pid or not fork_server._has_server()
+            assert files_with(b"the data of a client", temporary, Path("/dev/shm")) == []  # also meanwhile
+            parent.send_signal(number)
+            parent.wait()
+            wait_for(lambda: gone(worker) and gone(server))
+        assert files_with(b"", temporary) == []
     assert files_with(b"the data of a client", Path("/dev/shm")) == []
+
+
+def test_where_a_socket_has_no_place_workers_are_spawned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    deep = tmp_path / ("x" * 100)
+    deep.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(deep))
+    assert fork_server.context().get_start_method() == "spawn"
+    monkeypatch.setattr(tempfile, "tempdir", "/tmp")
+    assert fork_server._has_server() == (sys.platform != "darwin" and os.name == "posix")
 
 
 def files_with(content: bytes, *folders: Path) -> list[Path]:

@@ -15,6 +15,7 @@ import multiprocessing.resource_tracker
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator
 from multiprocessing import forkserver
 from typing import Any
@@ -22,6 +23,8 @@ from typing import Any
 from fedveil.signals import deaf_children
 
 PRELOADED = ["fedveil.federation.chunk_workers", "fedveil.attacks.running"]
+# Bytes of the path of the temporary folder at most: that of a socket in it has 107.
+LONGEST = 107 - len("/pymp-12345678/listener-12345678")
 
 
 def cores() -> int:
@@ -60,8 +63,13 @@ def stop() -> None:
 
 
 def _has_server() -> bool:
-    """Whether this system has fork servers. On macOS, libraries that torch loads do not survive a fork."""
-    return sys.platform != "darwin" and "forkserver" in multiprocessing.get_all_start_methods()
+    """Whether this system has fork servers, and a place for one's socket.
+
+    On macOS, libraries that torch loads do not survive a fork.
+    """
+    if sys.platform == "darwin" or "forkserver" not in multiprocessing.get_all_start_methods():
+        return False
+    return len(os.fsencode(tempfile.gettempdir())) <= LONGEST
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -114,18 +115,18 @@ def test_ctrl_c_says_how_to_go_on_and_leaves_nothing_half_written(tmp_path: Path
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_a_signal_for_all_processes_ends_them_and_says_how_to_go_on(tmp_path: Path, number: signal.Signals) -> None:
     options = (*SMALL, "--protocol", "fedavg", "--workers", "2", "--rounds", "3000", "--quiet", "--out", "out")
-    (tmp_path / "temporary").mkdir()
     checkpoint = tmp_path / "out/checkpoint.safetensors"
-    # Torch makes a folder for compiled code, whether there is any or not.
-    own = {"TMPDIR": str(tmp_path / "temporary"), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "compiled")}
-    running = begin("train", *options, cwd=tmp_path, until=checkpoint, **own)
-    os.killpg(running.pid, number)
-    out, err = running.communicate()
-    assert (running.returncode, out) == (128 + number, "")
-    assert err == "fedveil: stopped; go on with: fedveil train --config out/config.toml --resume\n"
-    assert set(files(tmp_path)) == {"out/config.toml", "out/checkpoint.safetensors"}
-    assert list((tmp_path / "temporary").iterdir()) == []
-    wait_for(lambda: group_ended(running.pid))
+    with tempfile.TemporaryDirectory() as temporary:  # short, so that workers are forked from a server
+        # Torch makes a folder for compiled code, whether there is any or not.
+        own = {"TMPDIR": temporary, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "compiled")}
+        running = begin("train", *options, cwd=tmp_path, until=checkpoint, **own)
+        os.killpg(running.pid, number)
+        out, err = running.communicate()
+        assert (running.returncode, out) == (128 + number, "")
+        assert err == "fedveil: stopped; go on with: fedveil train --config out/config.toml --resume\n"
+        assert set(files(tmp_path)) == {"out/config.toml", "out/checkpoint.safetensors"}
+        assert list(Path(temporary).iterdir()) == []
+        wait_for(lambda: group_ended(running.pid))
 
 
 def group_ended(group: int) -> bool:

@@ -16,7 +16,7 @@ def moved(kind: int, size: int, draws: Sequence[float]) -> list[int]:
 
     >>> moved(SWAP, 4, (0.0, 0.99, 0.0)), moved(MOVE, 4, (0.0, 0.99, 0.0))
     ([3, 1, 2, 0], [1, 2, 3, 0])
-    >>> moved(MOVE_SPAN, 4, (0.0, 0.49, 0.99)), moved(PREFIX_TO_END, 4, (0.3, 0.0, 0.0))
+    >>> moved(MOVE_SPAN, 4, (0.0, 0.49, 0.99)), moved(PREFIX_TO_END, 4, (0.5, 0.0, 0.0))
     ([2, 3, 0, 1], [2, 3, 0, 1])
     """
     order = list(range(size))
