@@ -45,7 +45,8 @@ def measure() -> Iterator[list[Table]]:
         ["side", "rounds", "seconds", "the first round", "each later round"],
         "Whole wall time of the command, evaluations included; of the deployment without starting its SuperLink and "
         f"{CLIENTS} SuperNodes, which is a matter of once. A round: from its first message to its model, as "
-        "`rounds.jsonl` tells it. `fedveil train` finds its compiled code kept by an earlier run. No defense.",
+        "`rounds.jsonl` tells it; without a whole time, the run was ended after these rounds. `fedveil train` finds "
+        "its compiled code kept by an earlier run. No defense.",
     )
     for earlier in measured("deployment"):
         table.rows = earlier.rows if earlier.title == table.title else []

@@ -8,6 +8,7 @@ import torch
 from torch.func import grad, vmap
 from torch.nn import functional as F
 
+from fedveil.attacks import matcher
 from fedveil.attacks.candidate import Found
 from fedveil.attacks.choosing import explanations, plausible
 from fedveil.attacks.generator_attack import HELD_OUT, NEARER
@@ -19,9 +20,10 @@ from fedveil.attacks.latent import CENTER, CODE, COPY, LATENTS, GeneratorCopies,
 from fedveil.attacks.latent_start import LatentStart
 from fedveil.attacks.matcher import match
 from fedveil.attacks.optimizers import Adam
+from fedveil.attacks.ordering import found_orders
 from fedveil.attacks.problem import Problem
 from fedveil.attacks.recipe import Phase, Recipe
-from fedveil.attacks.scene import Workbench
+from fedveil.attacks.scene import LocalSteps, Workbench
 from fedveil.clients.batch import ClientBatch
 from fedveil.clients.engine import Engine
 from fedveil.defenses.chain import Chain
@@ -121,6 +123,24 @@ def test_copies_begin_as_the_generator_at_the_latents_that_were_found_and_go_on_
     assert again.keys() == copies.keys()
     assert all(torch.equal(tensor, moved[name]) for name, tensor in again.items())
     assert copies[CODE].shape == (2, 3, 24)
+
+
+def test_local_steps_are_ordered_by_the_mean_pictures_before_the_first_search(monkeypatch):
+    """Noise says nothing of the order; the mean pictures of the labels do, and a wrong one leads the search astray."""
+    _, made = problem(victims=2, batch=2)
+    local, seen = LocalSteps((0.1, 0.1), (1, 1)), []
+
+    def told(problem, inputs, *rest, **options):
+        seen.append((problem.order is None, inputs))
+        return found_orders(problem, inputs, *rest, **options)
+
+    monkeypatch.setattr(matcher, "found_orders", told)
+    recipe = LatentStart(steps=4, pixel_steps=1, polish=0, latents=24).recipe()
+    match(replace(made, local=local), recipe, STACKED)
+    begin = Latents(jitter=0.0).start(made, made.streams)
+    means = vmap(Latents().decode, in_dims=(0, None))(begin, made.learned)
+    assert [first for first, _ in seen] == [True] + [False] * 4, "four parts in the latent space, one of pixels"
+    assert quality(Found(seen[0][1], {}), means) > 15
 
 
 def test_each_picture_has_a_copy_of_its_own():

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedveil.attacks import matcher
+from fedveil.attacks.latent import Latents
 from fedveil.attacks.optimizers import LBFGS, Adam
 from fedveil.attacks.ordering import arranged, found_orders, searched, with_search
 from fedveil.attacks.polish import polishing
@@ -90,6 +91,8 @@ def test_a_recipe_keeps_its_steps_and_searches_between_them():
     assert split.steps == recipe.steps
     steps = [(phase.steps, phase.reorders) for phase in split.tries[1]]
     assert steps == [(3, False), *[(n, True) for n in (3, 2, 2, 2, 2, 1, 1, 4, 1)]]
+    from_latents = with_search(Recipe(tries=((Phase(5, Adam(), candidate=Latents()), *phases),)), even([2, 2], 0.1))
+    assert all(phase.reorders for phase in from_latents.tries[0]), "its first pictures are likely ones"
     kept = [even([4], 0.1, 3), even([2, 2], 0.1, order="same"), even([2, 2], 0.1, order="mean"), None]
     assert all(with_search(recipe, each) is recipe for each in kept)
 

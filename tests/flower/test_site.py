@@ -8,8 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -191,7 +190,7 @@ def _spend(folder: Path) -> None:
 
 
 def test_nodes_that_count_at_the_same_time_forget_nothing(tmp_path: Path) -> None:
-    with ProcessPoolExecutor(3, mp_context=get_context("spawn")) as pool:
+    with ThreadPoolExecutor(3) as pool:
         for done in [pool.submit(_spend, tmp_path) for _ in range(3)]:
             done.result()
     (file,) = (tmp_path / "state").glob("spent-*.json")

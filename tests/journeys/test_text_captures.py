@@ -93,6 +93,9 @@ def test_captures_of_a_run_are_attacked_from_the_command_line(fedveil: Any, tmp_
     )
     assert said.code == 0, said.err
     assert "sentence" in said.out
+    sides = [sorted((tmp_path / "out").rglob(f"{name}.txt")) for name in ("original", "naive")]
+    assert len(sides[0]) == 2
+    assert [path.read_text() for path in sides[0]] == [path.read_text() for path in sides[1]]
     refused(
         fedveil("attack", *folders, "--data", data, "--model", "mlp", "--out", tmp_path / "other"),
         "is text, which mlp does not take",

@@ -44,6 +44,7 @@ class GeneratorAttack(GradientMatching):
     The generator is trained on the auxiliary data, or read from a file that `fedveil prior train` wrote.
     """
 
+    revision = 4
     learns_about = frozenset()  # one generator serves every model and defense
     steps: Count
     lr: Positive

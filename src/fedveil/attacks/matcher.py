@@ -345,14 +345,15 @@ class Matcher:
             of = self.recipe.objective(phase)
             if phase.reweighs and found is not None:
                 problem = self._reweighed(problem, *found)
-            if phase.reorders and found is not None:
+            start = self._start(problem, attempt, of, found)
+            if phase.reorders:
                 update = self._plain_update if self.backend == "loop" else self._update
+                at = found or Found(self._decoded(start, problem, of), start)
                 labels = problem.labels
                 if labels is None:
-                    labels = as_targets(self._kind, found.variables[LABELS])
-                order = found_orders(problem, found.inputs, labels, update, stacked=self.backend != "loop")
+                    labels = as_targets(self._kind, at.variables[LABELS])
+                order = found_orders(problem, at.inputs, labels, update, stacked=self.backend != "loop")
                 problem = replace(problem, order=order)
-            start = self._start(problem, attempt, of, found)
             streams = problem.streams.fold("descent", attempt, place)
             found, cost = self._phase(problem, phase, start, streams, notes, counter)
         assert found is not None

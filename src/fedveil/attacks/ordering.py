@@ -3,7 +3,9 @@
 Which examples shared a batch, and which came first, decides at which weights each gradient was taken. At usual rates
 that makes up several percent of an update: far more than inputs that are nearly right leave unexplained. So inputs and
 order are looked for in turns: inputs first as if every step took the mean gradient, which knows no order; then the
-order in which these inputs explain the update best; then better inputs in that order; and so on.
+order in which these inputs explain the update best; then better inputs in that order; and so on. A search among the
+pictures of a generator begins with likely ones, and so with their order: where steps are large, the mean gradient leads
+elsewhere.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
+from fedveil.attacks.latent import Latents
 from fedveil.attacks.match import MATCHES
 from fedveil.attacks.problem import Problem
 from fedveil.attacks.recipe import Phase, Recipe
@@ -41,9 +44,10 @@ def with_search(recipe: Recipe, local: LocalSteps | None) -> Recipe:
 
 
 def _searching(phases: Sequence[Phase]) -> tuple[Phase, ...]:
-    parts = [part for phase in phases for part in _parts(phase)]
-    # There is nothing to go by before the first.
-    return (parts[0], *(replace(part, reorders=True) for part in parts[1:]))
+    first, *others = [part for phase in phases for part in _parts(phase)]
+    # There is nothing to go by before the first, unless it begins with pictures that are likely.
+    likely = isinstance(first.candidate, Latents)
+    return (replace(first, reorders=likely), *(replace(part, reorders=True) for part in others))
 
 
 def _parts(phase: Phase) -> list[Phase]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -179,8 +180,12 @@ def _command(given: AttackOptions) -> str:
 
 
 def _save_pictures(outcome: AuditResult, shop: CaptureShop, paths: list[Path], out: Path) -> None:
-    """One PNG per image, in the order of the originals where these are known, and all images as tensors."""
-    batches = (len(paths), shop.case.settings.batch_size, *shop.known.shape)
+    """One PNG per image, in the order of the originals where these are known, and all images as tensors.
+
+    Of text, the sentences of every update, a line each.
+    """
+    layout = shop.case.public.layout
+    batches = (len(paths), shop.case.settings.batch_size, *layout.shape)
     found: dict[str, NDArray[np.float32]] = {
         role: pictures.reshape(batches) for (name, role), pictures in outcome.images.reconstructions.items() if name
     }
@@ -189,6 +194,10 @@ def _save_pictures(outcome: AuditResult, shop: CaptureShop, paths: list[Path], o
     for name, pictures in found.items():
         for path, batch in zip(paths, pictures, strict=True):
             folder = writable_folder(out / path.stem)
+            if layout.text is not None:
+                lines = [layout.text.text(torch.from_numpy(tokens)) for tokens in batch]
+                write_atomically(folder / f"{name}.txt", "".join(f"{line}\n" for line in lines).encode())
+                continue
             for place, picture in enumerate(batch):
                 _save_png(folder / f"{name}-{place:03}.png", picture)
     tensors = dict(found)
