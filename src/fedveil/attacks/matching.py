@@ -30,7 +30,7 @@ _NEEDS = {
 class GradientMatching(Attack):
     """Rebuilds batches whose update looks like the observed one. A named attack overrides `recipe` only."""
 
-    revision = 3
+    revision = 4
 
     def recipe(self) -> Recipe:
         """This attack as choices of the matching engine."""
