@@ -38,6 +38,7 @@ SMALL = os.environ.get("BENCH_SMALL") == "1"
 ROUNDS = 2 if SMALL else fedavg.ROUNDS
 PEERS = ROOT / "benchmarks" / "peers"
 LIMIT = 3600 if not SMALL else 600  # seconds that a job may take
+JUDGED = 17_000  # images that `fedveil train` evaluates after every round here
 NOT_A_USERS = {"OMP_NUM_THREADS", "FEDVEIL_CACHE", "PYTHONDONTWRITEBYTECODE"}  # of the environment
 
 
@@ -111,7 +112,8 @@ def fedavg_as_it_comes() -> list[Table]:
         ["side", "caches", "seconds", "against this run", "peak memory (GB)"],
         "Whole wall time of the process, from its start to its end. `fedveil train` with default settings, which also "
         "evaluates the model after every round, on all test images, 6,000 that it keeps out of training and 1,000 of "
-        "training, and keeps checkpoints; the peers only train, on all 60,000.",
+        "training, and keeps checkpoints; the peers only train, on all 60,000. The loop that "
+        "evaluates does so as often, on as many images.",
     )
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -127,8 +129,11 @@ def fedavg_as_it_comes() -> list[Table]:
         sides = {
             ("plain loop, one thread", "–"): run(plain_command(work), {"OMP_NUM_THREADS": "1"}),
             ("plain loop, two threads", "–"): run(plain_command(work)),
+            ("plain loop that evaluates, one thread", "–"): run(plain_command(work, JUDGED), {"OMP_NUM_THREADS": "1"}),
+            ("plain loop that evaluates, two threads", "–"): run(plain_command(work, JUDGED)),
             ("pfl 0.6.0, two processes", "–"): pfl_job(work),
             ("Flower simulation, two actors", "–"): run([python_of("flower"), PEERS / "flower_side.py", work], QUIET),
+            ("fedveil train, not compiled", "–"): run([*train_command(folder / "out2"), "--backend", "loop"], caches),
             ("fedveil train", "empty"): first,
             ("fedveil train", "full"): second,
         }
@@ -152,8 +157,8 @@ def fedveil(*words: object) -> list[object]:
     return [Path(sys.executable).parent / "fedveil", *words]
 
 
-def plain_command(work: Path) -> list[object]:
-    return [sys.executable, "-m", "benchmarks.fedavg", "plain", work]
+def plain_command(work: Path, judged: int = 0) -> list[object]:
+    return [sys.executable, "-m", "benchmarks.fedavg", "plain", work, "auto", judged]
 
 
 def pfl_job(work: Path) -> Job:
