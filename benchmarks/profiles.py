@@ -125,7 +125,7 @@ def attacks() -> Workload:
     shape = (3, 32, 32)
     model = models.build("lenet").build(shape, 10)
     problem = make_problem(model, shape)
-    recipe = InvertingGradients(steps=5, restarts=1).recipe()
+    recipe = InvertingGradients(steps=5, restarts=1, polish=0, settle=False).recipe()
     sides: dict[str, Callable[[], object]] = {}
     backends: tuple[Backend, ...] = ("stacked", "compiled")
     for backend in backends:

@@ -92,7 +92,8 @@ _matchers: dict[tuple[Path, int, float], Matcher] = {}
 def compiled(path: Path, victims: Sequence[int], steps: int, total_variation: float) -> np.ndarray:
     """Our attack on some victims; the second call for as many is warm."""
     problem = read_victims(path)[0].rows(list(victims))
-    attack = InvertingGradients(steps=steps, total_variation=total_variation, restarts=1, alternate=False)
+    # Nothing but what breaching does: no L-BFGS behind the steps, and all of them.
+    attack = InvertingGradients(steps=steps, total_variation=total_variation, restarts=1, polish=0, settle=False)
     key = (path, len(victims), total_variation)
     if key not in _matchers:
         _matchers[key] = Matcher(problem, attack.recipe(), Workbench(backend="compiled"))
