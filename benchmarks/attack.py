@@ -88,10 +88,11 @@ _MATCHERS: dict[tuple[int, str], Matcher] = {}
 def run(problem: Problem, backend: Backend, steps: int) -> float:
     """Seconds of an attack on a matcher that is kept, so that its second run is warm."""
     key = (id(problem), backend)
+    recipe = InvertingGradients(steps=steps, polish=0, settle=False).recipe()
     if key not in _MATCHERS:
-        _MATCHERS[key] = Matcher(problem, InvertingGradients(steps=steps, polish=0, settle=False).recipe(), Workbench(backend=backend))
+        _MATCHERS[key] = Matcher(problem, recipe, Workbench(backend=backend))
     matcher = _MATCHERS[key]
-    matcher.recipe = InvertingGradients(steps=steps, polish=0, settle=False).recipe()
+    matcher.recipe = recipe
     return matcher.run(problem, 0, Counter(None, 1)).seconds
 
 

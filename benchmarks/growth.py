@@ -13,6 +13,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
 
@@ -126,11 +127,12 @@ def random_task(count: int) -> fv.Task:
 def attack(name: str, channels: str, size: str, count: str, steps: str) -> Measured:
     shape = (int(channels), int(size), int(size))
     problem = make_problem(models.parse(name).build(shape, 10), shape, int(count))
-    matcher = Matcher(problem, InvertingGradients(steps=int(steps), polish=0, settle=False).recipe(), Workbench(backend="stacked"))
+    attack = InvertingGradients(steps=int(steps), polish=0, settle=False)
+    matcher = Matcher(problem, attack.recipe(), Workbench(backend="stacked"))
     some = problem.rows(slice(0, matcher.chunk))
-    matcher.recipe = InvertingGradients(steps=1, polish=0, settle=False).recipe()
+    matcher.recipe = replace(attack, steps=1).recipe()
     matcher.run(some, 0, Counter(None, 1))
-    matcher.recipe = InvertingGradients(steps=int(steps), polish=0, settle=False).recipe()
+    matcher.recipe = attack.recipe()
     return measured(lambda: matcher.run(problem, 0, Counter(None, 1)))
 
 
