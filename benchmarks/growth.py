@@ -127,12 +127,12 @@ def random_task(count: int) -> fv.Task:
 def attack(name: str, channels: str, size: str, count: str, steps: str) -> Measured:
     shape = (int(channels), int(size), int(size))
     problem = make_problem(models.parse(name).build(shape, 10), shape, int(count))
-    attack = InvertingGradients(steps=int(steps), polish=0, settle=False)
-    matcher = Matcher(problem, attack.recipe(), Workbench(backend="stacked"))
+    method = InvertingGradients(steps=int(steps), polish=0, settle=False)
+    matcher = Matcher(problem, method.recipe(), Workbench(backend="stacked"))
     some = problem.rows(slice(0, matcher.chunk))
-    matcher.recipe = replace(attack, steps=1).recipe()
+    matcher.recipe = replace(method, steps=1).recipe()
     matcher.run(some, 0, Counter(None, 1))
-    matcher.recipe = attack.recipe()
+    matcher.recipe = method.recipe()
     return measured(lambda: matcher.run(problem, 0, Counter(None, 1)))
 
 
