@@ -143,12 +143,14 @@ def seconds(call: Callable[[], object]) -> float:
 @contextlib.contextmanager
 def empty_compile_cache() -> Iterator[None]:
     """Processes started in here compile anew."""
-    before = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    places = "TORCHINDUCTOR_CACHE_DIR", "FEDVEIL_CACHE"
+    before = {place: os.environ.get(place) for place in places}
     with tempfile.TemporaryDirectory() as folder:
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
+        os.environ.update({place: f"{folder}/{place}" for place in places})
         try:
             yield
         finally:
-            del os.environ["TORCHINDUCTOR_CACHE_DIR"]
-            if before is not None:
-                os.environ["TORCHINDUCTOR_CACHE_DIR"] = before
+            for place, value in before.items():
+                os.environ.pop(place)
+                if value is not None:
+                    os.environ[place] = value
