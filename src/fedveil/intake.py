@@ -58,27 +58,12 @@ class Intake:
             return {}
         each = torch.stack([torch.linalg.vector_norm(t, dim=1, dtype=_wide(t)) for t in floating])
         norms = torch.linalg.vector_norm(each, dim=0, dtype=torch.float64)
-        words = {row: self._too_long(norm, updates, row) for row, norm in enumerate(norms.tolist())}
+        words = {row: _beyond(norm, self.longest, updates, row) for row, norm in enumerate(norms.tolist())}
         return {row: wrong for row, wrong in words.items() if wrong}
 
     def _wrong_in(self, update: Mapping[str, Tensor]) -> str | None:
         """Why one client's update is not taken."""
-        wrong = self._form(update, axes=0)
-        if wrong:
-            return wrong
-        floating = [tensor for tensor in update.values() if tensor.is_floating_point()]
-        wide = torch.float64 if any(tensor.dtype == torch.float64 for tensor in floating) else torch.float32
-        norms = torch._foreach_norm(floating, 2, dtype=wide) if floating else ()
-        return self._too_long(math.hypot(*[float(norm) for norm in norms]), update)
-
-    def _too_long(self, norm: float, updates: Mapping[str, Tensor], row: int | None = None) -> str | None:
-        """Why an update of that norm is not taken. If the norm is finite, so are all entries: one pass is enough."""
-        if norm <= self.longest and norm < math.inf:
-            return None
-        for name, tensor in updates.items():
-            if tensor.is_floating_point() and not bool((tensor if row is None else tensor[row]).isfinite().all()):
-                return f"is not finite (NaN or infinity) in {name}"
-        return None if norm <= self.longest else f"has a norm of {norm:.3g}, above {self.longest:.3g}"
+        return self._form(update, axes=0) or too_long(update, self.longest)
 
     def _form(self, updates: Mapping[str, Tensor], axes: int) -> str | None:
         """What is wrong with names, shapes behind the first axes, and types."""
@@ -97,6 +82,24 @@ class Intake:
             if tensor.dtype not in REAL and (tensor.is_floating_point() or tensor.is_complex()):
                 return f"has {name} of type {tensor.dtype}: real numbers must be of 16 bits or more"
         return None
+
+
+def too_long(update: Mapping[str, Tensor], longest: float = LONGEST) -> str | None:
+    """Why one client's update of the right form is not taken."""
+    floating = [tensor for tensor in update.values() if tensor.is_floating_point()]
+    wide = torch.float64 if any(tensor.dtype == torch.float64 for tensor in floating) else torch.float32
+    norms = torch._foreach_norm(floating, 2, dtype=wide) if floating else ()
+    return _beyond(math.hypot(*[float(norm) for norm in norms]), longest, update)
+
+
+def _beyond(norm: float, longest: float, updates: Mapping[str, Tensor], row: int | None = None) -> str | None:
+    """Why an update of that norm is not taken. If the norm is finite, so are all entries: one pass is enough."""
+    if norm <= longest and norm < math.inf:
+        return None
+    for name, tensor in updates.items():
+        if tensor.is_floating_point() and not bool((tensor if row is None else tensor[row]).isfinite().all()):
+            return f"is not finite (NaN or infinity) in {name}"
+    return None if norm <= longest else f"has a norm of {norm:.3g}, above {longest:.3g}"
 
 
 def _wide(tensor: Tensor) -> torch.dtype:

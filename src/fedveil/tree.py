@@ -52,7 +52,7 @@ class Tree(Mapping[str, Tensor]):
     @classmethod
     def expand(cls, row: Mapping[str, Tensor], count: int) -> Self:
         """The same plain dict for every one of `count` clients, without copying it."""
-        tree = cls({})
+        tree = cls.__new__(cls)  # past the checks of stacked tensors, of which it has none yet
         tree._stacked, tree._one, tree._count = None, dict(row), count
         return tree
 
@@ -156,10 +156,10 @@ class Tree(Mapping[str, Tensor]):
         return Tree({name: function(tensor, other[name]) for name, tensor in self._tensors.items()})
 
     def __add__(self, other: Tree) -> Tree:
-        return self.combine(other, torch.add)
+        return self._paired(other, torch._foreach_add) or self.combine(other, torch.add)
 
     def __sub__(self, other: Tree) -> Tree:
-        return self.combine(other, torch.sub)
+        return self._paired(other, torch._foreach_sub) or self.combine(other, torch.sub)
 
     def __neg__(self) -> Tree:
         return self.map(torch.neg)
@@ -168,6 +168,8 @@ class Tree(Mapping[str, Tensor]):
         """Times a number, or times one number per client (a tensor of shape (K,))."""
         if isinstance(factor, Tensor) and factor.dim() == 1:
             return self.map(lambda tensor: tensor * per_client(factor, tensor))
+        if self._one and self._count == 1 and not isinstance(factor, Tensor):
+            return Tree.expand(dict(zip(self._one, torch._foreach_mul([*self._one.values()], factor), strict=True)), 1)
         return self.map(lambda tensor: tensor * factor)
 
     __rmul__ = __mul__
@@ -176,6 +178,14 @@ class Tree(Mapping[str, Tensor]):
         if isinstance(divisor, Tensor) and divisor.dim() == 1:
             return self.map(lambda tensor: tensor / per_client(divisor, tensor))
         return self.map(lambda tensor: tensor / divisor)
+
+    def _paired(self, other: Tree, function: Callable[[list[Tensor], list[Tensor]], Sequence[Tensor]]) -> Tree | None:
+        """The function of all pairs at once, where this is one client's row: a fifth of the time on a small model."""
+        if self.count != 1 or other.count != 1 or not (self._one or other._one) or self.keys() != other.keys():
+            return None
+        own, theirs = self.row(0), other.row(0)
+        found = function([*own.values()], [theirs[name] for name in own])
+        return Tree.expand(dict(zip(own, found, strict=True)), 1)
 
     def dot(self, other: Mapping[str, Tensor]) -> Tensor:
         """The inner product of each client's tensors with the other's: shape (K,)."""

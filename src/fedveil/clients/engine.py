@@ -128,7 +128,7 @@ class Engine(Passes):
         with torch.enable_grad():
             with self.precision():
                 loss = self.loss_function(self.model(*arguments, **keywords), targets)
-            update = self.gradients(loss, {name: parts.parameters[name] for name in parts.weights})
+            update = self.gradients(loss, dict(parts.trained))
         if not torch.equal(before, torch.get_rng_state()):
             return None
         return Gradients(Tree.expand(update, 1), Tree({}), loss.detach().unsqueeze(0))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from operator import is_
 from typing import Any, NamedTuple, Self
 
@@ -36,8 +37,8 @@ class Parts:
     modules: dict[str, nn.Module]
     dropouts: dict[str, nn.Module]  # those of them that draw
     parameters: dict[str, nn.Parameter]
+    trained: dict[str, nn.Parameter]  # those of them that are
     buffers: dict[str, Tensor]
-    weights: Tensors  # the values of the trained parameters
 
     @classmethod
     def of(cls, model: nn.Module) -> Self:
@@ -48,9 +49,14 @@ class Parts:
             modules,
             {name: module for name, module in modules.items() if type(module) in DROPOUTS},
             parameters,
+            {name: parameter for name, parameter in parameters.items() if parameter.requires_grad},
             _without_repeats(modules, "_buffers"),
-            {name: parameter.detach() for name, parameter in parameters.items() if parameter.requires_grad},
         )
+
+    @cached_property
+    def weights(self) -> Tensors:
+        """The values of the trained parameters."""
+        return {name: parameter.detach() for name, parameter in self.trained.items()}
 
 
 def _modules(module: nn.Module, name: str, found: dict[str, nn.Module], seen: set[int]) -> dict[str, nn.Module]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -13,6 +13,7 @@ from torch.utils.weak import TensorWeakRef
 
 from fedveil.clients.batch import ClientBatch, StepResult
 from fedveil.clients.engine import Engine, Gradients, Loss
+from fedveil.clients.passes import Parts
 from fedveil.defenses.accumulation import Accumulation
 from fedveil.defenses.base import Defense, MessageKind
 from fedveil.defenses.chain import Chain, States
@@ -71,7 +72,7 @@ class Guard:
     ) -> None:
         self.model = model
         self.chain = Chain.of(defense)
-        self._trained = _trained(model.named_parameters())  # as it was found at the last step
+        self._trained = Parts.of(model).trained  # as it was found at the last step
         check_settings(self.chain, self._trained, batch_size, dataset_size)
         # Plain autograd serves a user's own module, which need not support vmap. The module itself is run, so that
         # whatever changes in it counts.
@@ -278,7 +279,7 @@ class Guard:
 
     def _look(self) -> None:
         """See what the model consists of: its owner may have changed that since the last step."""
-        self._trained = _trained(self._engine.look().parameters.items())
+        self._trained = self._engine.look().trained
 
     @property
     def _device(self) -> torch.device:
@@ -348,7 +349,8 @@ class Guard:
 
     def _write(self, update: Tree, size: int, loss: Tensor | None = None) -> None:
         """Add a gradient to `.grad`, scaled as the scaler expects it; infinity tells the scaler to skip the step."""
-        finite = sound("the protected gradient", update, self._trained, loss, self._scaler)
+        like = self._trained if self.chain.changes_gradient else None  # else autograd saw to the shapes
+        finite = sound("the protected gradient", update, like, loss, self._scaler)
         # A skipped step counts too, since that it was skipped shows. Spend first: nothing may go out uncounted.
         self.ledger.spend(self._client, self._gradient)
         known = self._planned if self.chain.random_sizes and self._planned else max(size, 1)
@@ -394,8 +396,3 @@ class Guard:
 
     def _weights(self) -> Tree:
         return Tree({name: parameter.detach().clone()[None] for name, parameter in self._trained.items()})
-
-
-def _trained(parameters: Iterable[tuple[str, nn.Parameter]]) -> dict[str, nn.Parameter]:
-    """Those that are trained."""
-    return {name: parameter for name, parameter in parameters if parameter.requires_grad}

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedveil.clients.engine import Engine
 from fedveil.errors import FedveilError
-from fedveil.intake import Intake
+from fedveil.intake import Intake, too_long
 from fedveil.tree import Tree
 
 
@@ -38,10 +38,13 @@ def callers_precision(engine: Engine, device: str, scaler: torch.amp.GradScaler 
 
 
 def sound(
-    what: str, update: Tree, like: Mapping[str, Tensor], loss: Tensor | None, scaler: torch.amp.GradScaler | None
+    what: str, update: Tree, like: Mapping[str, Tensor] | None, loss: Tensor | None, scaler: torch.amp.GradScaler | None
 ) -> bool:
-    """Whether a server would take an update. If not, a scaler skips the step; without a scaler this is an error."""
-    wrong = Intake(like).refused(update).get(0)
+    """Whether a server would take an update. If not, a scaler skips the step; without a scaler this is an error.
+
+    like: names, shapes and types that it must have; None where they are right.
+    """
+    wrong = too_long(update.row(0)) if like is None else Intake(like).refused(update).get(0)
     if loss is not None and not math.isfinite(loss.item()):
         what, wrong = "the loss", "is not finite (NaN or infinity)"
     if wrong and not (scaler is not None and scaler.is_enabled()):
