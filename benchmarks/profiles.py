@@ -49,7 +49,12 @@ def measure() -> list[Table]:
         f"The limit is {limit / 1e9:.0f} GFLOP/s, a matrix product of 1024 × 1024. Shares of time by kind of work: "
         "generated kernels count as element by element; the rest is Python and dispatch.",
     )
-    for name, sides, operations in (gradients(), local_rounds(), attacks()):
+    for name, sides, operations in (
+        gradients(),
+        local_rounds(),
+        attacks("lenet", 32),
+        attacks("resnet18:norm=group", 1),
+    ):
         times = best_times(sides, rounds=3)
         for backend, call in sides.items():
             share = operations / times[backend] / limit
@@ -120,12 +125,13 @@ def local_rounds() -> Workload:
     return "a local round of 5 clients, lenet5", sides, counted(lambda: plain_loop(task.model, *batches))
 
 
-def attacks() -> Workload:
-    """One step of Inverting Gradients on 32 victims."""
-    shape = (3, 32, 32)
-    model = models.build("lenet").build(shape, 10)
-    problem = make_problem(model, shape)
-    recipe = InvertingGradients(steps=5, restarts=1, polish=0, settle=False).recipe()
+def attacks(name: str, victims: int) -> Workload:
+    """6 steps of Inverting Gradients on pictures of 32 × 32."""
+    shape, steps = (3, 32, 32), 6
+    model = models.parse(name).build(shape, 10)
+    problem = make_problem(model, shape, victims)
+    # A run evaluates the objective once more at its end.
+    recipe = InvertingGradients(steps=steps - 1, restarts=1, polish=0, settle=False).recipe()
     sides: dict[str, Callable[[], object]] = {}
     backends: tuple[Backend, ...] = ("stacked", "compiled")
     for backend in backends:
@@ -133,6 +139,5 @@ def attacks() -> Workload:
         sides[backend] = lambda m=matcher: m.run(problem, 0, Counter(None, 1))
     assert problem.labels is not None
     label, target = problem.labels[0], list(problem.target.row(0).values())
-    # A run of 5 steps evaluates the objective once more at its end.
     one = counted(lambda: plain_attack(model, target, label, shape, 1))
-    return "6 steps of an attack on 32 victims, lenet", sides, 6 * problem.count * one
+    return f"{steps} steps of an attack, victims: {victims}, {name}", sides, steps * problem.count * one
