@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Context, Message
 from flwr.clientapp.typing import ClientAppCallable, Mod
 
 from fedveil.defenses.base import Defense
 from fedveil.defenses.chain import Chain
 from fedveil.errors import FedveilError
 from fedveil.flower.guarded import forget, guarded_steps
-from fedveil.flower.outgoing import IN_TRAINING, Sender, answered, protected_content, refusal, reported, told_of
-from fedveil.flower.records import PARTITION
+from fedveil.flower.memory import put_back, remembered
+from fedveil.flower.outgoing import Sender, answered, called, protected_content
+from fedveil.flower.records import PARTITION, kept
 from fedveil.flower.rules import Rules
 from fedveil.streams import Streams
 
-log = logging.getLogger(__name__)
 WHO = "fedveil"
 
 
@@ -61,32 +60,22 @@ def protect(
 
     def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         forget(context.state)
-        reply = _called(message, context, call_next)
-        if reply.has_error():
-            return reply
 
-        def content() -> RecordDict:
+        def answer() -> Message:
+            # Before the app is called: it need not train for what cannot be sent, and it may change what it is given.
             rules = Rules.settle(fixed, context.run_config)
+            sent, memory = kept(message.content), remembered(context.state)
+            reply = called(message, context, call_next, WHO)
+            put_back(context.state, memory)
+            if reply.has_error():
+                return reply
             sender = _sender(message, context, seed)
-            return protected_content(rules, message.content, reply.content, _category(message), sender)
+            content = protected_content(rules, sent, reply.content, _category(message), sender)
+            return Message(content, reply_to=message)
 
-        return answered(message, content, WHO)
+        return answered(message, answer, WHO)
 
     return mod
-
-
-def _called(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """The app's own reply. An error of it is told without its text, which may quote the data."""
-    try:
-        reply = call_next(message, context)
-        failed = reported(reply.error) if reply.has_error() else None
-    except FedveilError as error:
-        log.warning("%s", error)
-        return refusal(message, f"{WHO}: {told_of(error, 'the client app failed', IN_TRAINING)}")
-    except (Exception, SystemExit) as error:
-        log.exception("the client app failed")
-        return refusal(message, f"{WHO}: the client app failed ({type(error).__name__})")
-    return reply if failed is None else refusal(message, f"{WHO}: {failed[0]}", failed[1])
 
 
 def _category(message: Message) -> str:

@@ -36,6 +36,7 @@ from fedveil.flower.tracking import trackers
 from fedveil.ledger.ledger import Ledger, Release
 
 log = logging.getLogger(__name__)
+MOST_STEPS = 1_000_000  # behind an update that is captured: a capture names the batch size of each
 Evaluate = Callable[[int, Tensors], Mapping[str, float]]
 Finish = Callable[[Tensors], Tensors]
 
@@ -142,15 +143,18 @@ class _Rounds:
         self._server, self._settings = server, server.settings
         self._exchange, self._roster = exchange, Roster(exchange)
         self._keeper, self._progress, self._ledger = keeper, progress, ledger
-        self._clients = server.settings.clients
+        self._members = None if server.settings.clients is None else list(range(server.settings.clients))
+        # What clients told last: the ledger needs it for those who tell nothing in a round.
+        self._examples = {client: many for line in progress.history for client, many in line.examples.items()}
 
     def next(self, evaluate: Evaluate | None, finish: Finish | None, config: Mapping[str, Any]) -> None:
         """One round."""
         settings, number = self._settings, len(self._progress.history) + 1
         there = self._roster.wait(settings.minimum, settings.wait)
-        if self._clients is None:
-            self._clients = max(there) + 1
-        asked = sampled_clients(settings.seed, self._clients, settings.sampling_rate, number)
+        if self._members is None:
+            self._members = sorted(there)
+        drawn = sampled_clients(settings.seed, len(self._members), settings.sampling_rate, number)
+        asked = [self._members[place] for place in drawn]
         began = time.monotonic()
         lost = missing(asked, there)
         busy = self._exchange.busy()
@@ -178,6 +182,7 @@ class _Rounds:
         )
         taken = take(done.replies, self._progress.arrays, settings, self._server._rules)
         lost |= done.lost
+        self._examples |= taken.examples
         self._capture(taken, number)
         changed = len(taken.updates) >= settings.minimum
         if changed:
@@ -199,6 +204,7 @@ class _Rounds:
             changed=changed,
             seconds=time.monotonic() - began,
             bytes_up=taken.bytes_up,
+            examples=taken.examples,
             metrics=_means(taken),
             evaluation=told,
         )
@@ -243,24 +249,27 @@ class _Rounds:
 
     # ---- what was spent --------------------------------------------------------------------------------
 
-    def _release(self, examples: int | None) -> Release:
+    def _release(self, client: int) -> Release:
+        """One message of a client. Of one that never told its examples, as many steps as of whoever has the most."""
         local, kind = self._server._local, self._settings.kind
+        most = max(self._examples.values(), default=None)
+        examples = self._examples.get(client, most)
         if local is None or examples is None:
             return Release(self._server.chain)
-        rate = min(1.0, local.batch_size / max(examples, 1))
+        rate = min(1.0, local.batch_size / examples) if client in self._examples else 1.0
         return Release(self._server.chain, gradients=local.steps(examples, kind), example_rate=rate)
 
     def _count_ahead(self, clients: list[int]) -> None:
         """Keep a ledger in which all that are asked have sent: the server may die before it knows who did."""
         ahead = copy.deepcopy(self._ledger)
         for client in clients:
-            ahead.spend(client, self._release(None))
+            ahead.spend(client, self._release(client))
         self._keeper.save_ledger(ahead)
 
     def _count(self, taken: Taken, unheard: list[int]) -> None:
         """Those whose update came, taken or not, and those of whom nothing was heard, for they may have sent one."""
         for client in (*taken.updates, *taken.refused, *unheard):
-            self._ledger.spend(client, self._release(taken.examples.get(client)))
+            self._ledger.spend(client, self._release(client))
         self._keeper.save_ledger(self._ledger)
 
     # ---- captures --------------------------------------------------------------------------------------
@@ -272,9 +281,13 @@ class _Rounds:
         place = folder / "captures"
         place.mkdir(exist_ok=True)
         rules, before = self._server._rules, self._progress.arrays
+        gradient = settings.kind == "gradient"
         for client, update in list(taken.updates.items())[: settings.record_clients]:
-            sizes = local.sizes(taken.examples[client], settings.kind)
-            gradient = settings.kind == "gradient"
+            examples = taken.examples.get(client)
+            if examples is None or local.steps(examples, settings.kind) > MOST_STEPS:
+                log.warning("round %d: client %d tells no usable num-examples: not captured", number, client)
+                continue
+            sizes = local.sizes(examples, settings.kind)
             capture = Capture(
                 kind=settings.kind,
                 before={name: t for name, t in before.items() if not rules.is_buffer(name)},
@@ -310,5 +323,5 @@ def _means(taken: Taken) -> dict[str, float]:
     found: dict[str, list[tuple[float, int]]] = {}
     for client, metrics in taken.metrics.items():
         for name, value in metrics.items():
-            found.setdefault(name, []).append((value, taken.examples[client]))
+            found.setdefault(name, []).append((value, taken.examples.get(client, 1)))
     return {name: sum(v * n for v, n in told) / sum(n for _, n in told) for name, told in found.items()}

@@ -23,7 +23,7 @@ class Taken:
     """The updates of a round that the server takes, by client, and why it does not take the others."""
 
     updates: dict[int, Tensors] = field(default_factory=dict)
-    examples: dict[int, int] = field(default_factory=dict)
+    examples: dict[int, int] = field(default_factory=dict)  # of those that tell how many they have
     messages: dict[int, Message] = field(default_factory=dict)
     refused: dict[int, str] = field(default_factory=dict)  # an update came and is not taken
     failed: dict[int, str] = field(default_factory=dict)  # an error came in its place
@@ -43,7 +43,12 @@ def take(replies: Mapping[int, Message], sent: Tensors, settings: ServerSettings
         except FedveilError as error:
             taken.refused[client] = str(error)
             continue
-        taken.updates[client], taken.examples[client], taken.messages[client] = update, examples, reply
+        except Exception as error:  # a hostile client chose the bytes: whatever it broke, the round goes on
+            taken.refused[client] = f"the update could not be read ({type(error).__name__})"
+            continue
+        taken.updates[client], taken.messages[client] = update, reply
+        if examples is not None:
+            taken.examples[client] = examples
         taken.metrics[client] = metrics
         taken.bytes_up += sum(tensor.numel() * tensor.element_size() for tensor in update.values())
     return taken
@@ -51,7 +56,7 @@ def take(replies: Mapping[int, Message], sent: Tensors, settings: ServerSettings
 
 def _read(
     content: RecordDict, sent: Tensors, settings: ServerSettings, rules: Rules
-) -> tuple[Tensors, int, dict[str, float]]:
+) -> tuple[Tensors, int | None, dict[str, float]]:
     arrays = list(content.array_records.values())
     if len(arrays) != 1:
         raise FedveilError(f"the reply has {len(arrays)} records of arrays, not 1")
@@ -70,10 +75,10 @@ def _read(
         for name, value in record.items()
         if isinstance(value, int | float) and math.isfinite(value)
     }
-    examples = metrics.pop(NUM_EXAMPLES, 1.0 if settings.weighting == "uniform" else 0.0)
-    if not 1 <= examples <= MOST_EXAMPLES:
+    examples = metrics.pop(NUM_EXAMPLES, 0.0 if settings.weighting == "size" else None)
+    if examples is not None and not 1 <= examples <= MOST_EXAMPLES:
         raise FedveilError(f"the update counts for {examples:g} examples: from 1 to {MOST_EXAMPLES:,} would be right")
-    return {name: update[name] for name in like}, int(examples), metrics
+    return {name: update[name] for name in like}, None if examples is None else int(examples), metrics
 
 
 def _change(update: Tensors, sent: Tensors) -> Tensors:
