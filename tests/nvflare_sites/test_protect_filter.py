@@ -14,7 +14,9 @@ from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 
+from fedveil.defenses.chain import Chain
 from fedveil.errors import FedveilError
+from fedveil.federation.capture import Capture
 from fedveil.nvflare import ProtectFilter, ReceiveFilter
 from fedveil.registry import defenses
 
@@ -339,6 +341,43 @@ def test_a_damaged_ledger_blocks(tmp_path):
         ProtectFilter("clip:at=upload", ledger=str(tmp_path)).process(result(model(1.0)), site())
 
 
+# ---- an audit of the site's own -----------------------------------------------------------------------------
+
+TRAINING = {"lr": 0.5, "batch_sizes": [4, 4, 1], "facts": {"shape": [1, 8, 8], "classes": 10}}
+
+
+@pytest.mark.parametrize(
+    "spec, of, kind", [("clip:norm=1,at=upload", None, "delta"), ("spm:epsilon=1", None, "weights")]
+)
+def test_what_left_is_kept_for_an_audit(tmp_path, spec, of, kind):
+    made = ProtectFilter(spec, of, captures={"folder": str(tmp_path / "kept"), **TRAINING})
+    task = result(model(1.0))
+    task.set_header("current_round", 4)
+    seen = sent(made, task, site())
+    (path,) = (tmp_path / "kept").iterdir()
+    assert path.name == "round-0005-site-1.safetensors"
+    assert (tmp_path / "kept").stat().st_mode & 0o77 == 0
+    kept = Capture.load(path)
+    assert (kept.kind, kept.batch_sizes, kept.public.defense) == (kind, (4, 4, 1), str(Chain.of(spec)))
+    for name, array in seen.data.items():
+        start = kept.before[name] if kind == "delta" else 0
+        torch.testing.assert_close(kept.shared[name] + start, torch.from_numpy(array))
+
+
+def test_a_capture_that_cannot_be_made_holds_nothing_up(tmp_path, caplog):
+    made = ProtectFilter("spm", captures={"folder": str(tmp_path / "kept"), **TRAINING, "batch_sizes": [0]})
+    assert sent(made, result(model(1.0)), site()).data.keys() == model().keys()
+    made = ProtectFilter("spm", captures={"folder": str(tmp_path / "kept"), **TRAINING})
+    assert sent(made, result(model(1.0))).data.keys() == model().keys()
+    assert caplog.text.count("fedveil: what left was not captured") == 2
+    assert not list(tmp_path.glob("kept/*"))
+
+
+def test_arrays_leave_in_the_order_of_the_server():
+    back = dict(reversed(model(1.0).items()))
+    assert list(sent(ProtectFilter("spm"), result(back), context(model())).data) == list(model())
+
+
 # ---- configuration ------------------------------------------------------------------------------------------
 
 
@@ -346,6 +385,9 @@ def test_wrong_settings_are_refused():
     for wrong in ({"of": "gradient"}, {"buffers": "keep"}, {"digits": 0}):
         with pytest.raises(FedveilError, match="of is 'weights' or 'delta'"):
             ProtectFilter("clip:at=upload", **wrong)
+    for wrong in ({}, {"folder": "x"}, {"folder": "x", **TRAINING, "rate": 1}, "folder"):
+        with pytest.raises(FedveilError, match="captures is a dict of batch_sizes, folder, lr and"):
+            ProtectFilter("clip:at=upload", captures=wrong)
 
 
 def test_a_job_keeps_the_settings(tmp_path):
@@ -354,12 +396,14 @@ def test_a_job_keeps_the_settings(tmp_path):
     job = FedJob(name="j")
     job.set_app_packages(["fedveil"])
     made = ProtectFilter("clip:norm=2,at=upload", buffers="share", metrics=["accuracy"], digits=2, ledger="kept")
+    made.captures = {"folder": "seen", **TRAINING}
     job.to(made, "site-1", tasks=["train"], filter_type=FilterType.TASK_RESULT)
     job.export_job(str(tmp_path))
     (path,) = tmp_path.rglob("config_fed_client.json")
     (entry,) = json.loads(path.read_text())["task_result_filters"][0]["filters"]
     assert entry["path"] == "fedveil.nvflare.protect_filter.ProtectFilter"
     again = ProtectFilter(**entry["args"])
+    assert again.captures == made.captures
     assert {name: getattr(again, name) for name in ("defense", "buffers", "digits", "ledger", "buffer_names")} == {
         "defense": "clip:norm=2,at=upload",
         "buffers": "share",

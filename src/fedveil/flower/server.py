@@ -22,7 +22,7 @@ from fedveil.defenses.base import Defense
 from fedveil.defenses.chain import Chain
 from fedveil.defenses.guarantee import exposure_of
 from fedveil.errors import FedveilError, one_line
-from fedveil.federation.capture import Capture
+from fedveil.federation.capture import MOST_STEPS, Capture
 from fedveil.federation.schedule import sampled_clients
 from fedveil.fields import field_values
 from fedveil.flower.exchange import Exchange
@@ -36,7 +36,6 @@ from fedveil.flower.tracking import trackers
 from fedveil.ledger.ledger import Ledger, Release
 
 log = logging.getLogger(__name__)
-MOST_STEPS = 1_000_000  # behind an update that is captured: a capture names the batch size of each
 Evaluate = Callable[[int, Tensors], Mapping[str, float]]
 Finish = Callable[[Tensors], Tensors]
 
@@ -280,38 +279,43 @@ class _Rounds:
             return
         place = folder / "captures"
         place.mkdir(exist_ok=True)
-        rules, before = self._server._rules, self._progress.arrays
-        gradient = settings.kind == "gradient"
         for client, update in list(taken.updates.items())[: settings.record_clients]:
-            examples = taken.examples.get(client)
-            if examples is None or local.steps(examples, settings.kind) > MOST_STEPS:
-                log.warning("round %d: client %d tells no usable num-examples: not captured", number, client)
-                continue
-            sizes = local.sizes(examples, settings.kind)
-            capture = Capture(
-                kind=settings.kind,
-                before={name: t for name, t in before.items() if not rules.is_buffer(name)},
-                shared={
-                    name: t - before[name] if settings.kind == "delta" else t
-                    for name, t in update.items()
-                    if not rules.is_buffer(name)
-                },
-                buffers={name: t for name, t in update.items() if rules.is_buffer(name)},
-                buffers_before={name: t for name, t in before.items() if rules.is_buffer(name) and name in update},
-                client=client,
-                round=number,
-                steps=len(sizes),
-                lr=(settings.lr if gradient else local.lr,) * len(sizes),
-                momentum=0.0 if gradient else local.momentum,
-                batch_sizes=sizes,
-                facts={
-                    "defense": str(self._server.chain),
-                    "local_epochs": 1 if gradient else local.local_epochs,
-                    "weight_decay": local.weight_decay,
-                    **self._server._facts,
-                },
-            )
-            capture.save(place / f"round-{number:04}-client-{client:04}.safetensors")
+            try:
+                seen = self._seen(client, update, taken.examples.get(client), number, local)
+                seen.save(place / f"round-{number:04}-client-{client:04}.safetensors")
+            except FedveilError as error:  # what a client says of itself must not end the run
+                log.warning("round %d: the update of client %d was not captured: %s", number, client, error)
+
+    def _seen(self, client: int, update: Tensors, examples: int | None, number: int, local: LocalSteps) -> Capture:
+        """One client's update as an attacker on the server has it."""
+        settings, rules, before = self._settings, self._server._rules, self._progress.arrays
+        if examples is None or local.steps(examples, settings.kind) > MOST_STEPS:
+            raise FedveilError("it tells no num-examples that could be right")
+        sizes = local.sizes(examples, settings.kind)
+        gradient = settings.kind == "gradient"
+        return Capture(
+            kind=settings.kind,
+            before={name: t for name, t in before.items() if not rules.is_buffer(name)},
+            shared={
+                name: t - before[name] if settings.kind == "delta" else t
+                for name, t in update.items()
+                if not rules.is_buffer(name)
+            },
+            buffers={name: t for name, t in update.items() if rules.is_buffer(name)},
+            buffers_before={name: t for name, t in before.items() if rules.is_buffer(name) and name in update},
+            client=client,
+            round=number,
+            steps=len(sizes),
+            lr=(settings.lr if gradient else local.lr,) * len(sizes),
+            momentum=0.0 if gradient else local.momentum,
+            batch_sizes=sizes,
+            facts={
+                "defense": str(self._server.chain),
+                "local_epochs": 1 if gradient else local.local_epochs,
+                "weight_decay": local.weight_decay,
+                **self._server._facts,
+            },
+        )
 
 
 def _copied(tensors: Mapping[str, Tensor]) -> Tensors:
