@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from fedveil.federation.schedule import sampled_clients
 from fedveil.flower import LocalSteps, Server, ServerSettings, introduce, protect, taking
 from fedveil.flower.exchange import Exchange
 from fedveil.flower.roster import Roster
+from fedveil.ownership import owned
 from flower.exchange import arrays_of, context, replied, small_model
 from flower.grids import Answer, Clock, FakeGrid
 
@@ -288,6 +290,24 @@ def test_a_server_that_died_goes_on_after_the_last_whole_round_and_forgets_no_sp
     lines = [json.loads(line) for line in (tmp_path / "rounds.jsonl").read_text().splitlines()]
     assert [line["round"] for line in lines] == [1, 2, 3, 4]
     assert outcome.ledger.statement().epsilon is not None
+
+
+def test_a_folder_has_one_server_at_a_time(tmp_path: Path) -> None:
+    taken, done = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with owned(tmp_path):
+            taken.set()
+            done.wait(30)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    assert taken.wait(30)
+    with pytest.raises(FedveilError, match="is in use by"):
+        run({0: client(1.0)}, tmp_path)
+    done.set()
+    thread.join()
+    assert run({0: client(1.0)}, tmp_path)[0].history
 
 
 def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:

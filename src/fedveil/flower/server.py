@@ -34,6 +34,7 @@ from fedveil.flower.settings import LocalSteps, ServerSettings
 from fedveil.flower.taking import Taken, strategy_of, take, together
 from fedveil.flower.tracking import trackers
 from fedveil.ledger.ledger import Ledger, Release
+from fedveil.ownership import owned
 
 log = logging.getLogger(__name__)
 Evaluate = Callable[[int, Tensors], Mapping[str, float]]
@@ -108,6 +109,17 @@ class Server:
         finish: given the arrays after a round, those that the server goes on with.
         config: goes to the clients with every message, beside "server-round".
         """
+        with owned(self.folder):  # two runs in one folder would take each other's checkpoints for their own
+            return self._run(grid, initial, evaluate, finish, config or {})
+
+    def _run(
+        self,
+        grid: Grid,
+        initial: Mapping[str, Tensor] | ArrayRecord,
+        evaluate: Evaluate | None,
+        finish: Finish | None,
+        config: Mapping[str, Any],
+    ) -> Outcome:
         first = to_tensors(initial) if isinstance(initial, ArrayRecord) else _copied(initial)
         weights = {name: t for name, t in first.items() if not self._rules.is_buffer(name)}
         statistics = [t for name, t in first.items() if name not in weights and t.is_floating_point()]
@@ -120,7 +132,7 @@ class Server:
             keeper.start()
         rounds = _Rounds(self, Exchange(grid), keeper, progress, ledger)
         while len(progress.history) < self.settings.rounds:
-            rounds.next(evaluate, finish, config or {})
+            rounds.next(evaluate, finish, config)
         return Outcome(progress.arrays, progress.history, ledger)
 
     @property
