@@ -390,6 +390,25 @@ def test_wrong_settings_are_refused():
             ProtectFilter("clip:at=upload", captures=wrong)
 
 
+def test_a_recipe_takes_the_filters(tmp_path, monkeypatch):
+    from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "script.py").write_text("")
+    model = {"class_path": "torch.nn.Linear", "args": {"in_features": 2, "out_features": 2}}
+    recipe = FedAvgRecipe(name="r", model=model, min_clients=2, num_rounds=1, train_script="script.py")
+    recipe.add_client_input_filter(ReceiveFilter(suspicious="log"), tasks=["train"])
+    recipe.add_client_output_filter(ProtectFilter("spm:epsilon=2", metrics=["accuracy"]), tasks=["train"])
+    recipe.export(str(tmp_path / "job"))
+    (path,) = tmp_path.rglob("config_fed_client.json")
+    config = json.loads(path.read_text())
+    (received,), (left,) = (config[f"task_{which}_filters"][0]["filters"] for which in ("data", "result"))
+    assert ReceiveFilter(**received["args"]).suspicious == "log"
+    again = ProtectFilter(**left["args"])
+    assert (again.defense, again.metrics) == ("spm:epsilon=2", ("accuracy",))
+    assert not list(tmp_path.rglob("custom/fedveil/__init__.py")), "a copy in the job must not stand for the whole"
+
+
 def test_a_job_keeps_the_settings(tmp_path):
     from nvflare import FedJob, FilterType
 
