@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +99,18 @@ def test_it_acts_last_on_a_reply_when_it_is_the_first_mod() -> None:
     app.train()(trained())
     reply = app(asked(), context())
     assert torch.allclose(arrays_of(reply)["0.weight"], arrays_of(asked())["0.weight"], atol=1e-5)
+
+
+def test_what_it_costs_is_in_the_client_s_log(caplog: pytest.LogCaptureFixture) -> None:
+    def app(message: Message, held: Context) -> Message:
+        time.sleep(0.2)
+        return trained()(message, held)
+
+    with caplog.at_level("INFO", "fedveil.flower.protect"):
+        protect(LOUD)(asked(), context(), app)
+    (told,) = re.findall(r"took (\S+) s to protect the reply, (\S+) % of this message's time", caplog.text)
+    own, share = map(float, told)
+    assert share == pytest.approx(100 * own / (0.2 + own), rel=0.1)
 
 
 def test_evaluation_replies_hold_named_metrics_alone() -> None:

@@ -175,6 +175,19 @@ def test_a_client_that_does_not_tell_its_examples_is_taken_and_not_captured(tmp_
     assert [file.name for file in (tmp_path / "captures").iterdir()] == ["round-0001-client-0000.safetensors"]
 
 
+def test_of_a_client_s_metrics_those_are_kept_whose_names_a_tracker_takes() -> None:
+    app = ClientApp()
+    introduce(app)
+    hostile = {"num-examples": 3, "loss": 0.5, "a@b": 1.0, "line\nbreak": 1.0, "x" * 200: 1.0, "list": [1.0]}
+    flood = {f"m{number:03}": 1.0 for number in range(500)}
+    app.train()(lambda message, _: replied(message, arrays_of(message), {**hostile, **flood}))
+    outcome, _ = run({0: app})
+    told = outcome.history[0].metrics
+    assert told["loss"] == 0.5
+    assert told.keys() <= {"loss", *flood}
+    assert len(told) < 100
+
+
 def test_a_node_that_claims_a_far_partition_makes_no_room_for_others() -> None:
     outcome, _ = run({0: client(1.0), 2**31 - 1: client(3.0)}, rounds=2)
     assert [line.asked for line in outcome.history] == [[0, 2**31 - 1]] * 2

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from flwr.app import Context, Message
+from flwr.app import Context, Message, RecordDict
 from flwr.clientapp.typing import ClientAppCallable, Mod
 
 from fedveil.defenses.base import Defense
@@ -18,6 +20,7 @@ from fedveil.flower.records import PARTITION, kept
 from fedveil.flower.rules import Rules
 from fedveil.streams import Streams
 
+log = logging.getLogger(__name__)
 WHO = "fedveil"
 
 
@@ -65,12 +68,17 @@ def protect(
             # Before the app is called: it need not train for what cannot be sent, and it may change what it is given.
             rules = Rules.settle(fixed, context.run_config)
             sent, memory = kept(message.content), remembered(context.state)
+            began = time.perf_counter()
             reply = called(message, context, call_next, WHO)
+            trained = time.perf_counter()
             put_back(context.state, memory)
             if reply.has_error():
                 return reply
-            sender = _sender(message, context, seed)
+            sender = _sender(sent, context, seed)
             content = protected_content(rules, sent, reply.content, _category(message), sender)
+            own = time.perf_counter() - trained
+            share = 100 * own / (trained - began + own)
+            log.info("%s took %.3g s to protect the reply, %.3g %% of this message's time", rules.chain, own, share)
             return Message(content, reply_to=message)
 
         return answered(message, answer, WHO)
@@ -82,19 +90,19 @@ def _category(message: Message) -> str:
     return message.metadata.message_type.partition(".")[0]
 
 
-def _sender(message: Message, context: Context, seed: int | None) -> Sender:
+def _sender(asked: RecordDict, context: Context, seed: int | None) -> Sender:
     number = int(context.node_config.get(PARTITION, 0))
     streams = Streams.secure([number])
     if seed is not None:
-        streams = Streams.seeded(seed, [number], "round", _round(message), "upload")
+        streams = Streams.seeded(seed, [number], "round", _round(asked), "upload")
     local = guarded_steps(context.state)
     return Sender(
         number, context.state, streams, seed is not None, local.chain, local.steps, example_rate=local.example_rate
     )
 
 
-def _round(message: Message) -> int:
-    for record in message.content.config_records.values():
+def _round(asked: RecordDict) -> int:
+    for record in asked.config_records.values():
         if "server-round" in record:
             return int(str(record["server-round"]))
     raise FedveilError("seeded noise needs the number of the round, and the server's message has no server-round")

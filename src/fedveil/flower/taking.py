@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 
 import torch
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
@@ -16,6 +18,9 @@ from fedveil.flower.records import MOST_EXAMPLES, to_record, to_tensors
 from fedveil.flower.rules import NUM_EXAMPLES, Rules
 from fedveil.flower.settings import ServerSettings
 from fedveil.intake import Intake
+
+MOST_METRICS = 64  # of a client
+_NAME = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_./ -]{0,79}")
 
 
 @dataclass
@@ -69,16 +74,19 @@ def _read(
         wrong = Intake(change, longest=settings.longest).refuse(change)
     if wrong:
         raise FedveilError(f"the update {wrong}")
-    metrics = {
-        name: float(value)
-        for record in content.metric_records.values()
-        for name, value in record.items()
-        if isinstance(value, int | float) and math.isfinite(value)
-    }
+    metrics = dict(islice(_metrics(content), MOST_METRICS))
     examples = metrics.pop(NUM_EXAMPLES, 0.0 if settings.weighting == "size" else None)
     if examples is not None and not 1 <= examples <= MOST_EXAMPLES:
         raise FedveilError(f"the update counts for {examples:g} examples: from 1 to {MOST_EXAMPLES:,} would be right")
     return {name: update[name] for name in like}, None if examples is None else int(examples), metrics
+
+
+def _metrics(content: RecordDict) -> Iterator[tuple[str, float]]:
+    """Single numbers under names that trackers take."""
+    for record in content.metric_records.values():
+        for name, value in record.items():
+            if _NAME.fullmatch(name) and isinstance(value, int | float) and math.isfinite(value):
+                yield name, float(value)
 
 
 def _change(update: Tensors, sent: Tensors) -> Tensors:

@@ -21,12 +21,13 @@ NEEDED = {"folder", "lr", "batch_sizes"}
 TAKEN = NEEDED | {"momentum", "facts"}
 
 
-def check_captures(told: Any) -> None:
-    """Refuse settings of `captures=` that no capture can be made of."""
+def check_captures(told: Any) -> dict[str, Any]:
+    """What `captures=` was given; settings that no capture can be made of are refused."""
     if not isinstance(told, Mapping) or not NEEDED <= told.keys() <= TAKEN:
         raise FedveilError(
             f"captures is a dict of {', '.join(sorted(NEEDED))} and, if need be, {', '.join(sorted(TAKEN - NEEDED))}"
         )
+    return dict(told)
 
 
 def write_capture(

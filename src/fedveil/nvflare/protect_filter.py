@@ -83,11 +83,9 @@ class ProtectFilter(DXOFilter):  # type: ignore[misc]  # NVFlare has no types
         self.defense, self.of, self.buffers, self.ledger = defense, of, buffers, ledger
         self.buffer_names, self.metrics = tuple(buffer_names), tuple(metrics)
         self.digits, self.longest = digits, longest
-        self.captures = None if captures is None else dict(captures)
+        self.captures = captures if captures is None else check_captures(captures)
         if of not in (None, "weights", "delta") or buffers not in ("withhold", "share") or not 1 <= digits <= 17:
             raise FedveilError("of is 'weights' or 'delta', buffers 'withhold' or 'share', digits 1 to 17")
-        if captures is not None:
-            check_captures(captures)
         self._chain = Chain.of(defense)
         for kind in ("weights", "delta") if of is None else (of,):
             _check(self._chain, kind, strict=of is not None)
