@@ -78,7 +78,15 @@ def test_what_left_can_be_attacked_as_it_says(tmp_path: Path, monkeypatch: pytes
     monkeypatch.chdir(ROOT / "examples" / "nvflare")
     (command,) = (each for block in blocks(TEXT, "sh") for each in block.splitlines() if each.startswith("fedveil att"))
     words = [word.replace("/tmp/", f"{tmp_path}/") for word in shlex.split(command)[1:]]
-    quick = ["--attack", "inverting-gradients:steps=2,restarts=1", "--no-link", "--workers", "1", "--backend", "loop"]
+    quick = [
+        "--attack",
+        "inverting-gradients:steps=2,restarts=1,polish=0",
+        "--no-link",
+        "--workers",
+        "1",
+        "--backend",
+        "loop",
+    ]
     assert run([*words, *quick, "--store", "none", "--out", str(tmp_path / "attacked"), "--quiet"]) == 0
 
 
