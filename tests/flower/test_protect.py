@@ -247,6 +247,15 @@ def test_no_error_repeats_the_words_of_a_reply(spoil: str) -> None:
     assert "1961" not in reason(protect(LOUD)(asked(), context(), app))
 
 
+def test_an_error_of_ours_that_quotes_somebody_else_s_stays_with_the_client() -> None:
+    def loads(_: Message, __: Context) -> Message:
+        code = "raise FedveilError('cannot load it: /opt/lib.so is broken') from ImportError()"
+        exec(code, {"__name__": "fedveil.defenses.theirs", "FedveilError": FedveilError})
+        raise AssertionError("it was loaded")
+
+    assert "/opt" not in reason(protect(LOUD)(asked(), context(), loads))
+
+
 @declared
 class _Breaks(Defense):
     name = "test-breaks"

@@ -188,7 +188,7 @@ def told_of(error: FedveilError, otherwise: str, rooms: Sequence[str] = IN_SENDI
         place = place.tb_next
     module = "" if place is None else str(place.tb_frame.f_globals.get("__name__"))
     room = module.split(".")[1] if module.startswith("fedveil.") else ""
-    if room not in rooms:
+    if room not in rooms or error.__cause__ is not None:  # it may quote somebody else's error
         return f"{otherwise}: the client's own log says why"
     return str(error) if room in OF_SETTINGS else without_numbers(str(error))
 
