@@ -300,6 +300,20 @@ def test_a_model_of_another_form_than_before_is_refused():
         receive.process(DXO(DataKind.WEIGHTS, {**noisy(), **imprinted()}).to_shareable(), context())
 
 
+@pytest.mark.parametrize("kind", [DataKind.WEIGHT_DIFF, DataKind.ANALYTIC, DataKind.APP_DEFINED])
+def test_a_model_under_another_name_is_refused(kind, caplog):
+    """NVFlare's client API takes arrays of any kind for the model: a server must not get past the inspection so."""
+    from nvflare.app_common.utils.fl_model_utils import FLModelUtils
+
+    task = DXO(kind, imprinted()).to_shareable()
+    assert FLModelUtils.from_shareable(task).params.keys() == imprinted().keys()
+    with pytest.raises(ContentBlockedException, match="a model cannot be inspected"):
+        ReceiveFilter().process(task, context())
+    assert ReceiveFilter("log").process(task, context()) is task
+    assert "a model cannot be inspected" in caplog.text
+    assert ReceiveFilter().process(DXO(kind, {"question": [1, 2]}).to_shareable(), context())
+
+
 def test_a_task_without_a_model_passes():
     task = Shareable({"question": 1})
     assert ReceiveFilter().process(task, context()) is task
