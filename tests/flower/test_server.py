@@ -374,6 +374,21 @@ def test_steps_behind_an_update_that_was_refused_or_lost_are_counted_as_before(t
     ]
 
 
+def test_a_guarantee_of_every_step_needs_to_know_how_many_there_were() -> None:
+    with pytest.raises(FedveilError, match="dp-sgd acts on every local step: give local="):
+        Server(defense="dp-sgd")
+    Server(defense="dp-gaussian:at=upload")
+    Server(ServerSettings(kind="gradient"), defense="dp-sgd")
+    app = ClientApp()
+    introduce(app)
+    app.train()(lambda message, _: replied(message, arrays_of(message), {"loss": 0.5}))
+    settings = ServerSettings(rounds=1, minimum=1, wait=1.0)
+    server = Server(settings, local=LocalSteps(batch_size=4, lr=0.1), defense="dp-sgd")
+    outcome = server.start(FakeGrid({0: client(1.0, 8), 1: app}), small_model().state_dict())
+    assert outcome.history[0].taken == [0]
+    assert "does not tell num-examples" in outcome.history[0].refused[1]
+
+
 def test_chosen_updates_are_captured_as_the_server_saw_them(tmp_path: Path) -> None:
     apps = {0: client(1.0, 9), 1: client(2.0, 9)}
     run(apps, tmp_path, rounds=2, record_rounds=(2,), record_clients=1)

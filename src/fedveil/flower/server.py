@@ -20,7 +20,7 @@ from fedveil.clients.engine import Tensors
 from fedveil.clients.sgd import at_rest, sgd_step
 from fedveil.defenses.base import Defense
 from fedveil.defenses.chain import Chain
-from fedveil.defenses.guarantee import exposure_of
+from fedveil.defenses.guarantee import Exposure, exposure_of
 from fedveil.errors import FedveilError, one_line
 from fedveil.federation.capture import MOST_STEPS, Capture
 from fedveil.federation.schedule import sampled_clients
@@ -92,6 +92,13 @@ class Server:
         self._seeded = seeded
         if self.settings.record_rounds and (local is None or self.folder is None):
             raise FedveilError("captures need local=, what is public of the clients' training, and a folder")
+        # A guarantee that holds for each local step is worth nothing where nobody knows how many there were.
+        self._counts_steps = self.settings.kind != "gradient" and any(map(_of_each_step, self.chain.defenses))
+        if self._counts_steps and local is None:
+            raise FedveilError(
+                f"{self.chain} acts on every local step: give local=, the public settings of the clients' training, "
+                "or the ledger counts too few"
+            )
         self._track = trackers(self.settings.track, self.folder)
 
     def start(
@@ -191,13 +198,14 @@ class _Rounds:
             },
             settings.limit,
         )
-        taken = take(done.replies, self._progress.arrays, settings, self._server._rules)
+        server = self._server
+        taken = take(done.replies, self._progress.arrays, settings, server._rules, server._counts_steps)
         lost |= done.lost
         self._examples |= taken.examples
         self._capture(taken, number)
         changed = len(taken.updates) >= settings.minimum
         if changed:
-            self._move(together(taken, number, settings, self._server._strategy))
+            self._move(together(taken, number, settings, server._strategy))
             if finish is not None:
                 self._progress.arrays = finish(self._progress.arrays)
         self._count(taken, list(done.lost))
@@ -328,6 +336,12 @@ class _Rounds:
                 **self._server._facts,
             },
         )
+
+
+def _of_each_step(defense: Defense) -> bool:
+    """Whether a formal guarantee of it is spent by every local step."""
+    once = Exposure(parameters=1, rounds=1, steps_per_round=1, sampling_rate=1.0)
+    return defense.acts_at in ("sample", "data", "gradient") and defense.guarantee(once).formal
 
 
 def _copied(tensors: Mapping[str, Tensor]) -> Tensors:

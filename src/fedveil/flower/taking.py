@@ -36,8 +36,13 @@ class Taken:
     bytes_up: int = 0
 
 
-def take(replies: Mapping[int, Message], sent: Tensors, settings: ServerSettings, rules: Rules) -> Taken:
-    """Check the replies of a round, by client, against the arrays that they were sent."""
+def take(
+    replies: Mapping[int, Message], sent: Tensors, settings: ServerSettings, rules: Rules, counts_steps: bool = False
+) -> Taken:
+    """Check the replies of a round, by client, against the arrays that they were sent.
+
+    counts_steps: the ledger needs to know how many examples a client has.
+    """
     taken = Taken()
     for client, reply in sorted(replies.items()):
         if reply.has_error():
@@ -45,6 +50,8 @@ def take(replies: Mapping[int, Message], sent: Tensors, settings: ServerSettings
             continue
         try:
             update, examples, metrics = _read(reply.content, sent, settings, rules)
+            if examples is None and (counts_steps or settings.weighting == "size"):
+                raise FedveilError("the reply does not tell num-examples, without which it cannot count")
         except FedveilError as error:
             taken.refused[client] = str(error)
             continue
@@ -75,7 +82,7 @@ def _read(
     if wrong:
         raise FedveilError(f"the update {wrong}")
     metrics = dict(islice(_metrics(content), MOST_METRICS))
-    examples = metrics.pop(NUM_EXAMPLES, 0.0 if settings.weighting == "size" else None)
+    examples = metrics.pop(NUM_EXAMPLES, None)
     if examples is not None and not 1 <= examples <= MOST_EXAMPLES:
         raise FedveilError(f"the update counts for {examples:g} examples: from 1 to {MOST_EXAMPLES:,} would be right")
     return {name: update[name] for name in like}, None if examples is None else int(examples), metrics
