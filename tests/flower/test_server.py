@@ -229,6 +229,12 @@ def test_a_client_that_is_silent_or_gone_is_told_by_its_message() -> None:
     assert moved(outcome.arrays) == pytest.approx(4.0, rel=1e-5)
 
 
+def test_a_round_in_which_nobody_replies_asks_for_a_longer_limit(caplog: pytest.LogCaptureFixture) -> None:
+    outcome, _ = run({0: silent, 1: silent})
+    assert not outcome.history[0].changed
+    assert "is limit, 5 s, longer than a client trains?" in caplog.text
+
+
 def test_a_round_with_too_few_updates_leaves_the_model_as_it_is() -> None:
     nan = client(1.0, **{"0.bias": torch.full((5,), torch.nan)})
     outcome, _ = run({0: client(1.0), 1: nan}, minimum=2)

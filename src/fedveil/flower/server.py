@@ -235,6 +235,12 @@ class _Rounds:
         for words, clients in (("refused", line.refused), ("without an update", line.failed), ("lost", line.lost)):
             for client, why in clients.items():
                 log.warning("round %d: client %d %s: %s", line.round, client, words, why)
+        if line.lost and not (line.taken or line.refused or line.failed):
+            log.warning(
+                "round %d: nobody replied: is limit, %g s, longer than a client trains?",
+                line.round,
+                self._settings.limit,
+            )
         if not line.changed:
             log.warning(
                 "round %d: %d updates, and %d are needed: the model stays as it is",
