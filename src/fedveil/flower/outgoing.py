@@ -156,15 +156,17 @@ def refusal(asked: Message, reason: str, code: int = REFUSED) -> Message:
 
 def called(message: Message, context: Context, call_next: ClientAppCallable, who: str) -> Message:
     """What the app replies. An error of it is told without its text, which may quote the data."""
+    about = dict(vars(message.metadata))
     try:
         reply = call_next(message, context)
         failed = reported(reply.error) if reply.has_error() else None
     except FedveilError as error:
         log.warning("%s", error)
-        return refusal(message, f"{who}: {told_of(error, 'the client app failed', IN_TRAINING)}")
+        failed = told_of(error, "the client app failed", IN_TRAINING), REFUSED
     except (Exception, SystemExit) as error:
         log.exception("the client app failed")
-        return refusal(message, f"{who}: the client app failed ({type(error).__name__})")
+        failed = f"the client app failed ({type(error).__name__})", REFUSED
+    vars(message.metadata).update(about)  # what an app wrote there would go along with the reply
     return reply if failed is None else refusal(message, f"{who}: {failed[0]}", failed[1])
 
 
