@@ -9,11 +9,11 @@ from sklearn.datasets import load_digits
 from torch.nn import functional as F
 
 
-def own_digits(site: int, sites: int) -> tuple[torch.Tensor, torch.Tensor]:
+def own_digits(site: int, sites: int, limit: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Every n-th picture of scikit-learn's digits."""
     digits = load_digits()
     pictures = torch.as_tensor(digits.images[site::sites] / 16, dtype=torch.float32)
-    return pictures, torch.as_tensor(digits.target[site::sites])
+    return pictures[:limit], torch.as_tensor(digits.target[site::sites])[:limit]
 
 
 def main() -> None:
@@ -21,9 +21,10 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--site", type=int, required=True)
     parser.add_argument("--sites", type=int, required=True)
+    parser.add_argument("--limit", type=int, required=True, help="digits of the site")
     parser.add_argument("--broken", action="store_true", help="send NaN: training went wrong at this site")
     args = parser.parse_args()
-    pictures, labels = own_digits(args.site, args.sites)
+    pictures, labels = own_digits(args.site, args.sites, args.limit)
     model = DigitsNet()
     flare.init()
     while flare.is_running():

@@ -69,6 +69,17 @@ def test_the_ledger_goes_on_over_rounds_and_the_memory_of_a_round_does_not() -> 
     assert "fedveil.guard.states" not in state, "FedEM's δ lasts a round"
 
 
+def test_how_many_examples_were_in_a_batch_stays_with_the_client() -> None:
+    def app(message: Message, held: Context) -> Message:
+        model = small_model()
+        with guarded(model, cross_entropy, held, batch_size=2, dataset_size=400) as guard:
+            guard.backward(torch.randn(317, 6), torch.zeros(317, dtype=torch.long))
+        raise AssertionError("it was taken")
+
+    told = str(protect("dp-sgd")(asked(), context({"defense": "dp-sgd"}), app).error.reason)
+    assert "a batch of … examples is not one that Poisson sampling draws" in told
+
+
 def test_without_a_defense_nothing_is_trained() -> None:
     with pytest.raises(FedveilError, match="no defense is set"):
         train(asked(), context())

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fedveil.errors import FedveilError
-from fedveil.flower.launch import Program, environment
+from fedveil.flower.launch import ALONE, Program, environment
 from flower.deployment import until
 
 ENDLESS = "import time; print('up', flush=True); time.sleep(600)"
@@ -51,6 +51,36 @@ def test_a_program_is_stopped_with_its_children(tmp_path: Path) -> None:
     started.stop()
     assert not started.running
     assert until(lambda: not alive(child), 30)
+
+
+def test_what_a_simulation_starts_connects_to_nobody_else(tmp_path: Path) -> None:
+    """Ray's statistics are off, and yet it asks the machine's cloud for its name when it starts."""
+    program = """
+import sys
+reached = set()
+def hook(event, given):
+    if event == "socket.connect" and isinstance(given[1], tuple):
+        reached.add(given[1][0])
+    if event == "socket.getaddrinfo":
+        reached.add(given[0])
+sys.addaudithook(hook)
+from ray._common.usage import usage_lib
+from ray._private import services
+print(usage_lib.get_cloud_from_metadata_requests(), usage_lib.usage_stats_enabled(), services.get_node_ip_address())
+print(reached)
+"""
+    env = {**environment(tmp_path), **ALONE}
+    told = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=120)
+    assert told.stdout.splitlines() == ["unknown False 127.0.0.1", "{'127.0.0.1'}"], told.stderr
+
+
+def test_flower_s_programs_reach_each_other_past_a_proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://proxy.invalid:3128")
+    monkeypatch.setenv("no_proxy", "intranet")
+    program = "import requests.utils as u; print(u.should_bypass_proxies('http://127.0.0.1:9091/v1', None))"
+    told = subprocess.run([sys.executable, "-c", program], env=environment(tmp_path), capture_output=True, text=True)
+    assert told.stdout == "True\n", told.stderr
+    assert environment(tmp_path)["no_proxy"].endswith(",intranet")
 
 
 def test_a_program_that_takes_too_long_is_named(tmp_path: Path) -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import importlib
+import json
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 from flwr.cli.config_utils import load_and_validate
 
+from fedveil.cli.main import run
 from fedveil.defenses.chain import Chain
 from fedveil.errors import FedveilError
 from fedveil.federation.capture import Capture
@@ -71,6 +74,35 @@ def test_what_is_wrong_is_told_before_anything_is_written(tmp_path: Path, new: N
     with pytest.raises(FedveilError, match=why):
         write_app(tmp_path / "app", new)
     assert not (tmp_path / "app").exists()
+
+
+SAID = """
+Traceback (most recent call last):
+fedveil.errors.FedveilError: cannot read nosuch.csv: No such file or directory
+2026-11-20T00:24:16.302Z INFO [uvicorn.error] Finished server process [21618]
+"""
+
+
+@pytest.mark.parametrize("status, code", [("finished:completed", 0), ("finished:failed", 1), ("finished:stopped", 1)])
+def test_a_run_that_failed_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], status: str, code: int
+) -> None:
+    """`flwr run` ends with 0 whatever became of the run: this `flwr` does so, too."""
+    flwr, asked = tmp_path / "flwr", tmp_path / "asked"
+    told = json.dumps({"runs": [{"status": status}]})
+    flwr.write_text(
+        f"#!/bin/sh\nif [ $1 = run ]; then echo '{SAID}'; exit 0; fi\n"
+        f'if [ ! -e {asked} ]; then touch {asked}; echo \'{{"runs": [{{"status": "running"}}]}}\'; exit; fi\n'
+        f"echo '{told}'\n"
+    )
+    flwr.chmod(0o755)
+    monkeypatch.setattr("fedveil.flower.federate.program", lambda name: str(flwr))
+    monkeypatch.setattr("fedveil.flower.federate.simulating_superlink", lambda *_: nullcontext(1))
+    write_app(tmp_path / "app", NewApp())
+    assert run(["flower", "run", str(tmp_path / "app"), "--log", str(tmp_path / "log")]) == code
+    said = capsys.readouterr()
+    assert "Traceback" in said.out
+    assert ("did not complete: fedveil.errors.FedveilError: cannot read nosuch.csv" in said.err) == bool(code)
 
 
 def test_a_folder_with_something_in_it_is_left_alone(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +99,18 @@ def test_it_acts_last_on_a_reply_when_it_is_the_first_mod() -> None:
     app.train()(trained())
     reply = app(asked(), context())
     assert torch.allclose(arrays_of(reply)["0.weight"], arrays_of(asked())["0.weight"], atol=1e-5)
+
+
+def test_what_it_costs_is_in_the_client_s_log(caplog: pytest.LogCaptureFixture) -> None:
+    def app(message: Message, held: Context) -> Message:
+        time.sleep(0.2)
+        return trained()(message, held)
+
+    with caplog.at_level("INFO", "fedveil.flower.protect"):
+        protect(LOUD)(asked(), context(), app)
+    (told,) = re.findall(r"took (\S+) s to protect the reply, (\S+) % of this message's time", caplog.text)
+    own, share = map(float, told)
+    assert share == pytest.approx(100 * own / (0.2 + own), rel=0.1)
 
 
 def test_evaluation_replies_hold_named_metrics_alone() -> None:
@@ -233,6 +247,15 @@ def test_no_error_repeats_the_words_of_a_reply(spoil: str) -> None:
     assert "1961" not in reason(protect(LOUD)(asked(), context(), app))
 
 
+def test_an_error_of_ours_that_quotes_somebody_else_s_stays_with_the_client() -> None:
+    def loads(_: Message, __: Context) -> Message:
+        code = "raise FedveilError('cannot load it: /opt/lib.so is broken') from ImportError()"
+        exec(code, {"__name__": "fedveil.defenses.theirs", "FedveilError": FedveilError})
+        raise AssertionError("it was loaded")
+
+    assert "/opt" not in reason(protect(LOUD)(asked(), context(), loads))
+
+
 @declared
 class _Breaks(Defense):
     name = "test-breaks"
@@ -245,6 +268,31 @@ class _Breaks(Defense):
 def test_a_defense_that_breaks_sends_its_type_of_error_and_nothing_else() -> None:
     told = reason(protect(_Breaks())(asked(), context(), trained()))
     assert told == "fedveil: the update could not be protected (RuntimeError)"
+
+
+def test_no_error_repeats_a_number_of_the_update() -> None:
+    told = reason(protect(LOUD)(asked(), context(), sending(damaged("0.bias", torch.full((5,), 1.961e16)))))
+    assert "the update has a norm of …, above …" in told
+    told = reason(protect(LOUD, longest=19.61)(asked(), context(), trained(19.61)))
+    assert "19" not in told
+
+
+def test_an_app_that_writes_into_the_message_is_measured_against_what_the_server_sent() -> None:
+    def app(message: Message, held: Context) -> Message:
+        message.content["arrays"] = trained()(message, held).content["arrays"]
+        del message.content["config"]
+        return Message(message.content, reply_to=message)
+
+    def in_place(message: Message, held: Context) -> Message:
+        reply = trained()(message, held)
+        for name, array in reply.content["arrays"].items():
+            message.content["arrays"][name].data = array.data
+        return reply
+
+    for each in (app, in_place):
+        sent = weights(arrays_of(protect("clip:norm=0.5,at=upload")(asked(), context(), each)))
+        change = Tree.expand(sent, 1) - Tree.expand(weights(arrays_of(asked())), 1)
+        assert change.norm().item() == pytest.approx(0.5, rel=1e-5)
 
 
 # ---- settings ----------------------------------------------------------------------------------------------
@@ -270,6 +318,14 @@ def test_the_run_s_settings_configure_it() -> None:
 )
 def test_settings_that_do_not_fit_send_nothing(fixed: dict[str, Any], run: dict[str, Any], why: str) -> None:
     assert why in reason(protect(**fixed)(asked(), context(run), trained()))
+
+
+@pytest.mark.parametrize("run", [{}, {"defense": "no-such"}, {"defense": LOUD, "protect-of": "everything"}])
+def test_a_client_does_not_train_for_what_it_could_not_send(run: dict[str, Any]) -> None:
+    def app(message: Message, held: Context) -> Message:
+        raise AssertionError("it trained")
+
+    assert "AssertionError" not in reason(protect()(asked(), context(run), app))
 
 
 def test_what_is_wrong_in_code_is_told_when_the_app_is_loaded() -> None:
@@ -319,6 +375,18 @@ def test_what_was_spent_is_counted_over_rounds_and_not_for_refused_updates() -> 
     facts = state.config_records[FACTS]
     assert facts["sent"] == 2
     assert '"times": 2' in str(facts["ledger"])
+
+
+def test_an_app_that_begins_every_round_with_a_state_of_its_own_loses_no_count() -> None:
+    held, mod = context(), protect("dp-gaussian:epsilon=1,at=upload")
+
+    def app(message: Message, own: Context) -> Message:
+        own.state = RecordDict()
+        return trained()(message, own)
+
+    for number in (1, 2):
+        assert mod(asked(number=number), held, app).has_content()
+    assert held.state.config_records[FACTS]["sent"] == 2
 
 
 def test_a_model_of_another_form_is_refused_within_a_run() -> None:

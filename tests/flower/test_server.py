@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import threading
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from flwr.app import Context, Message
+from flwr.app import Array, Context, Message
 from flwr.clientapp import ClientApp
 from torch import Tensor
 
@@ -17,10 +19,11 @@ import fedveil.flower.exchange
 from fedveil.errors import FedveilError
 from fedveil.federation.capture import Capture
 from fedveil.federation.schedule import sampled_clients
-from fedveil.flower import LocalSteps, Server, ServerSettings, introduce, protect
+from fedveil.flower import LocalSteps, Server, ServerSettings, introduce, protect, taking
 from fedveil.flower.exchange import Exchange
 from fedveil.flower.roster import Roster
-from flower.exchange import arrays_of, replied, small_model
+from fedveil.ownership import owned
+from flower.exchange import arrays_of, context, replied, small_model
 from flower.grids import Answer, Clock, FakeGrid
 
 
@@ -105,6 +108,102 @@ def test_offenders_are_refused_by_name_and_the_round_goes_on() -> None:
         assert why in line.refused[place]
 
 
+def raw(header: str) -> bytes:
+    """What NumPy reads as the head of an array."""
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode()
+
+
+HOSTILE = {
+    "a broken archive": b"PK\x03\x04" + bytes(40),
+    "more than there is memory": raw("{'descr': '<f4', 'fortran_order': False, 'shape': (99999999999999,), }\n"),
+    "a header that does not end": raw("{'descr': ('<f4', 'shape': (5,"),
+    "an object": raw("{'descr': '|O', 'fortran_order': False, 'shape': (5,), }\n") + b"cos\nsystem\n(S'true'\ntR.",
+    "nothing": b"",
+    "fields": raw("{'descr': [('a', '<f4')], 'fortran_order': False, 'shape': (5,), }\n") + bytes(20),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_bytes_that_are_no_array_are_refused_and_the_round_goes_on(kind: str) -> None:
+    app = ClientApp()
+    introduce(app)
+
+    @app.train()
+    def train(message: Message, _: Context) -> Message:
+        reply = replied(message, arrays_of(message))
+        reply.content["arrays"]["0.bias"] = Array("float32", (5,), "numpy.ndarray", HOSTILE[kind])
+        return reply
+
+    outcome, _ = run({0: client(2.0), 1: app})
+    assert outcome.history[0].taken == [0]
+    assert "'0.bias' cannot be read" in outcome.history[0].refused[1]
+
+
+def test_whatever_else_breaks_on_a_reply_refuses_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = taking.to_tensors
+
+    def breaks(record: Any) -> dict[str, Tensor]:
+        found = read(record)
+        if (found["0.weight"] > 50).any():
+            raise RecursionError
+        return found
+
+    monkeypatch.setattr(taking, "to_tensors", breaks)
+    outcome, _ = run({0: client(2.0), 1: client(99.0)})
+    assert outcome.history[0].refused == {1: "the update could not be read (RecursionError)"}
+
+
+def test_a_client_that_claims_a_billion_examples_costs_the_server_nothing(tmp_path: Path) -> None:
+    apps = {0: client(2.0, 9), 1: client(3.0, 10**9)}
+    tracemalloc.start()
+    try:
+        outcome, _ = run(apps, tmp_path, record_rounds=(1,))
+        assert tracemalloc.get_traced_memory()[1] < 100e6
+    finally:
+        tracemalloc.stop()
+    assert outcome.history[0].taken == [0, 1]
+    assert [file.name for file in (tmp_path / "captures").iterdir()] == ["round-0001-client-0000.safetensors"]
+
+
+def test_a_client_that_does_not_tell_its_examples_is_taken_and_not_captured(tmp_path: Path) -> None:
+    app = ClientApp()
+    introduce(app)
+    app.train()(lambda message, _: replied(message, arrays_of(message), {"loss": 0.5}))
+    outcome, _ = run({0: client(2.0, 9), 1: app}, tmp_path, record_rounds=(1,))
+    assert outcome.history[0].taken == [0, 1]
+    assert outcome.history[0].examples == {0: 9}
+    assert [file.name for file in (tmp_path / "captures").iterdir()] == ["round-0001-client-0000.safetensors"]
+
+
+def test_of_a_client_s_metrics_those_are_kept_whose_names_a_tracker_takes() -> None:
+    app = ClientApp()
+    introduce(app)
+    hostile = {"num-examples": 3, "loss": 0.5, "a@b": 1.0, "line\nbreak": 1.0, "x" * 200: 1.0, "list": [1.0]}
+    flood = {f"m{number:03}": 1.0 for number in range(500)}
+    app.train()(lambda message, _: replied(message, arrays_of(message), {**hostile, **flood}))
+    outcome, _ = run({0: app})
+    told = outcome.history[0].metrics
+    assert told["loss"] == 0.5
+    assert told.keys() <= {"loss", *flood}
+    assert len(told) < 100
+
+
+def test_a_node_that_claims_a_far_partition_makes_no_room_for_others() -> None:
+    outcome, _ = run({0: client(1.0), 2**31 - 1: client(3.0)}, rounds=2)
+    assert [line.asked for line in outcome.history] == [[0, 2**31 - 1]] * 2
+    assert moved(outcome.arrays) == pytest.approx(4.0, rel=1e-5)
+
+
+def test_a_node_cannot_take_over_the_partition_of_another() -> None:
+    grid = FakeGrid({0: client(1.0), 1: client(5.0)})
+    first = next(node for node, partition in grid.nodes.items() if partition == 0)
+    roster = Roster(Exchange(grid))
+    assert roster.present(1.0)[0] == first
+    grid.nodes[1] = 7  # a new node, the smallest of all
+    grid.apps[7], grid.contexts[7] = client(9.0), context({}, 0)
+    assert roster.present(1.0)[0] == first
+
+
 def silent(message: Message, held: Context) -> Message | None:
     return client(1.0)(message, held) if message.metadata.message_type.startswith("query") else None
 
@@ -128,6 +227,12 @@ def test_a_client_that_is_silent_or_gone_is_told_by_its_message() -> None:
     assert first.failed == {3: "the node is gone"}
     assert second.lost == {1: "still busy with an earlier round", 3: "not connected"}
     assert moved(outcome.arrays) == pytest.approx(4.0, rel=1e-5)
+
+
+def test_a_round_in_which_nobody_replies_asks_for_a_longer_limit(caplog: pytest.LogCaptureFixture) -> None:
+    outcome, _ = run({0: silent, 1: silent})
+    assert not outcome.history[0].changed
+    assert "is limit, 5 s, longer than a client trains?" in caplog.text
 
 
 def test_a_round_with_too_few_updates_leaves_the_model_as_it_is() -> None:
@@ -206,6 +311,24 @@ def test_a_server_that_died_goes_on_after_the_last_whole_round_and_forgets_no_sp
     assert outcome.ledger.statement().epsilon is not None
 
 
+def test_a_folder_has_one_server_at_a_time(tmp_path: Path) -> None:
+    taken, done = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with owned(tmp_path):
+            taken.set()
+            done.wait(30)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    assert taken.wait(30)
+    with pytest.raises(FedveilError, match="is in use by"):
+        run({0: client(1.0)}, tmp_path)
+    done.set()
+    thread.join()
+    assert run({0: client(1.0)}, tmp_path)[0].history
+
+
 def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
     run({0: client(1.0)}, tmp_path)
     with pytest.raises(FedveilError, match="settings weighting was uniform, is now size"):
@@ -233,6 +356,43 @@ def test_clients_that_sent_an_error_have_spent_nothing() -> None:
     outcome, _ = run({0: client(1.0), 1: app})
     assert "fedem acts before" in outcome.history[0].failed[1]
     assert (outcome.ledger.count(0), outcome.ledger.count(1)) == (1, 0)
+
+
+def test_steps_behind_an_update_that_was_refused_or_lost_are_counted_as_before(tmp_path: Path) -> None:
+    """Only the client knows what it sent: the last that it told stands for it."""
+    good = client(1.0, 40)
+
+    def second(otherwise: Any) -> Answer:
+        def app(message: Message, held: Context) -> Message | None:
+            return good(message, held) if message.metadata.group_id != "2" else otherwise(message, held)
+
+        return app
+
+    nan = client(1.0, 8, **{"0.bias": torch.full((5,), torch.nan)})
+    grid = FakeGrid({0: second(nan), 1: second(silent), 2: good})
+    settings = ServerSettings(rounds=2, minimum=1, wait=1.0, limit=5.0)
+    local = LocalSteps(batch_size=4, lr=0.1, local_epochs=3)
+    server = Server(settings, folder=tmp_path, local=local, defense="dp-sgd")
+    server.start(grid, small_model().state_dict())
+    spent = json.loads((tmp_path / "ledger.json").read_text())["spent"]
+    assert [(line["client"], line["gradients"], line["example_rate"], line["times"]) for line in spent] == [
+        (client, 30, 0.1, 2) for client in range(3)
+    ]
+
+
+def test_a_guarantee_of_every_step_needs_to_know_how_many_there_were() -> None:
+    with pytest.raises(FedveilError, match="dp-sgd acts on every local step: give local="):
+        Server(defense="dp-sgd")
+    Server(defense="dp-gaussian:at=upload")
+    Server(ServerSettings(kind="gradient"), defense="dp-sgd")
+    app = ClientApp()
+    introduce(app)
+    app.train()(lambda message, _: replied(message, arrays_of(message), {"loss": 0.5}))
+    settings = ServerSettings(rounds=1, minimum=1, wait=1.0)
+    server = Server(settings, local=LocalSteps(batch_size=4, lr=0.1), defense="dp-sgd")
+    outcome = server.start(FakeGrid({0: client(1.0, 8), 1: app}), small_model().state_dict())
+    assert outcome.history[0].taken == [0]
+    assert "does not tell num-examples" in outcome.history[0].refused[1]
 
 
 def test_chosen_updates_are_captured_as_the_server_saw_them(tmp_path: Path) -> None:

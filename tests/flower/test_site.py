@@ -21,6 +21,7 @@ from flwr.supernode import start_client_internal as internal
 from flwr.supernode.nodestate import NodeStateFactory
 
 from fedveil.errors import FedveilError
+from fedveil.flower.site import gate as gates
 from fedveil.flower.site import installed
 from fedveil.flower.site import seam as seams
 from fedveil.flower.site.gate import Gate
@@ -68,6 +69,8 @@ def test_a_policy_is_read_with_paths_seen_from_its_folder(tmp_path: Path) -> Non
         ('defense = "ppfa"', "a site cannot enforce it"),
         ('defense = "spm"\nepsilon = 1\nnoise = 2', "no field 'noise'"),
         (f'defense = "{CLIP}"\nepsilon = 1', "has none"),
+        ('defense = "dp-gaussian:at=upload"\nepsilon = 1\nbuffers = "share"', "covers no buffers"),
+        ('defense = "dp-gaussian:at=upload+spm"\nof = "delta"\nepsilon = 1', "or several"),
         ('defense = "dp-gaussian:at=upload"\nof = "weights"', "dp-gaussian protects a gradient or a change"),
         ("defense = ", "policy.toml"),
     ],
@@ -88,6 +91,9 @@ def test_a_policy_that_protects_nothing_or_cannot_be_enforced_is_refused(tmp_pat
         ({"defense": "gaussian-noise:sigma=0.01,at=upload"}, "weaker gaussian-noise"),
         ({"defense": "none"}, "asks for no defense"),
         ({"defense": "of-their-own"}, "does not know"),
+        ({"protect-buffers": "share"}, "asks for the buffers"),
+        ({"protect-buffers": "withhold", "protect-metrics": "num-examples"}, None),
+        ({"protect-metrics": "num-examples, train-loss"}, "asks for metrics"),
     ],
 )
 def test_a_run_that_asks_for_less_is_refused(tmp_path: Path, run: dict[str, Any], refused: str | None) -> None:
@@ -174,6 +180,14 @@ def test_models_share_a_budget_with_its_delta(tmp_path: Path) -> None:
     other = {"w": torch.zeros(40)}
     assert [leaving(tmp_path, **formal), leaving(tmp_path, arrays=other, **formal)] == [True, False]
     assert leaving(tmp_path, arrays=other, **{**formal, "epsilon": 2.1}), "at half of δ each, ε is 1.045"
+
+
+def test_updates_that_left_without_a_guarantee_leave_no_budget(tmp_path: Path) -> None:
+    assert leaving(tmp_path, defense=CLIP)
+    formal = {"defense": "dp-gaussian:epsilon=1,at=upload", "epsilon": 100.0}
+    assert not leaving(tmp_path, **formal)
+    assert "privacy budget cannot be kept" in logged(tmp_path)[-1]["reason"]
+    assert not leaving(tmp_path, arrays={"w": torch.zeros(40)}, **formal), "of another model"
 
 
 def test_a_site_whose_memory_of_what_was_spent_is_gone_does_not_start(tmp_path: Path) -> None:
@@ -266,7 +280,7 @@ class _Fab:
 
 @pytest.fixture
 def link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Link]:
-    for module in (internal, seams):
+    for module in (internal, gates):
         monkeypatch.setattr(module, "get_fused_config_from_fab", lambda content, run: json.loads(content))
     for name in ("_pull_and_store_message", "_push_messages"):
         monkeypatch.setattr(internal, name, getattr(internal, name))  # to be put back
@@ -332,6 +346,20 @@ def test_a_run_that_asks_for_less_never_starts_and_is_answered(link: Link, tmp_p
     ((message, _),) = link.sent
     assert "asks for no defense" in str(message.error.reason)
     assert ["asks for no defense" in line["reason"] for line in logged(tmp_path)] == [True]
+
+
+def test_an_app_that_cannot_be_read_is_refused_and_the_node_goes_on(
+    link: Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(content: bytes, run: Any) -> dict[str, Any]:
+        raise KeyError("born 1961")
+
+    monkeypatch.setattr(gates, "get_fused_config_from_fab", broken)
+    assert link.pull() == 1
+    link.push()
+    ((message, _),) = link.sent
+    assert str(message.error.reason) == "site policy: the app, or the settings of its run, cannot be read"
+    assert link.state.get_run(1) is None
 
 
 def test_another_flower_is_refused_at_start(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from flwr.supernode.runtime import run_clientapp as internal
 from fedveil.errors import FedveilError
 from fedveil.flower.launch import LOOPBACK, program
 from fedveil.flower.site import clientapp
+from fedveil.flower.site import gate as gates
 from fedveil.flower.site.clientapp import Wrapped, check, write_wrapper
 from fedveil.flower.site.gate import Gate
 from fedveil.toml import to_toml
@@ -31,7 +32,7 @@ class Task:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, config: dict[str, Any] | None = None) -> None:
         self.message, self.pushed, self.loaded = asked(), [], 0
         task = (self.message, context(), type("Run", (), {"fab_id": "someone/app"}), type("Fab", (), {"content": b""}))
-        monkeypatch.setattr(clientapp, "get_fused_config_from_fab", lambda content, run: config or {})
+        monkeypatch.setattr(gates, "get_fused_config_from_fab", lambda content, run: config or {})
         monkeypatch.setattr(internal, "pull_task_input", lambda client: task)
         monkeypatch.setattr(internal, "push_message", lambda client, message, context: self.pushed.append(message))
         monkeypatch.setattr(internal, "get_load_client_app_fn", lambda default_app_ref, app_path, multi_app: self.load)

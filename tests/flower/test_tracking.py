@@ -36,7 +36,7 @@ def test_tensorboard_reads_every_round(tmp_path: Path) -> None:
     assert {"seconds", "train-loss"} <= found.keys()
 
 
-@pytest.mark.slow
+@pytest.mark.deployment  # it starts no server, but CI should have MLflow itself read what was written
 def test_mlflow_reads_every_round_and_calls_nobody(tmp_path: Path) -> None:
     pytest.importorskip("mlflow")
     program = f"""

@@ -67,7 +67,7 @@ def test_an_update_that_gives_its_batch_away_is_withheld_and_one_that_is_drowned
         tries = [mod(asked(model().state_dict()), held, protected_step) for _ in range(4)]
         sent[defense] = [reply.has_content() for reply in tries]
         if defense == "none":
-            assert "the update is withheld" in str(tries[0].error.reason)
+            assert str(tries[0].error.reason) == "fedveil: the update is withheld: the client's own log says why"
     assert not any(sent["none"])
     assert any(sent["clip:norm=1e-9,at=upload+gaussian-noise:sigma=10,at=upload"])
 
@@ -80,3 +80,15 @@ def test_a_gate_that_cannot_decide_withholds() -> None:
     reply = mod(asked(model().state_dict()), context({"defense": "none"}), step)
     assert "0017" not in str(reply.error.reason)
     assert "KeyError" in str(reply.error.reason)
+
+
+def test_an_app_that_fails_behind_the_gate_is_answered_for_without_its_text() -> None:
+    def fails(_: Message, __: Context) -> Message:
+        raise ValueError("patient 0017")
+
+    mod = release(
+        ReleaseGate(), cross_entropy, lambda _: Behind(model(), (X, Y), OTHERS), LocalSteps(batch_size=1, lr=1)
+    )
+    told = str(mod(asked(model().state_dict()), context({"defense": "none"}), fails).error.reason)
+    assert "ValueError" in told
+    assert "0017" not in told

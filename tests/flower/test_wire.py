@@ -50,7 +50,7 @@ def leaking(message: Message, held: Context) -> Message:
     moved["1.running_mean"][:16] = torch.from_numpy(CANARY)
     metrics = {"num-examples": 1, TEXT: 3.0, "pixels": CANARY.tolist(), "loss": float(CANARY[3])}
     reply = Message(RecordDict({TEXT: to_record(moved), "m": MetricRecord(metrics)}), reply_to=message)
-    reply.metadata.group_id = TEXT
+    reply.metadata.group_id = message.metadata.group_id = TEXT
     return reply
 
 

@@ -14,7 +14,9 @@ from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 
+from fedveil.defenses.chain import Chain
 from fedveil.errors import FedveilError
+from fedveil.federation.capture import Capture
 from fedveil.nvflare import ProtectFilter, ReceiveFilter
 from fedveil.registry import defenses
 
@@ -298,6 +300,20 @@ def test_a_model_of_another_form_than_before_is_refused():
         receive.process(DXO(DataKind.WEIGHTS, {**noisy(), **imprinted()}).to_shareable(), context())
 
 
+@pytest.mark.parametrize("kind", [DataKind.WEIGHT_DIFF, DataKind.ANALYTIC, DataKind.APP_DEFINED])
+def test_a_model_under_another_name_is_refused(kind, caplog):
+    """NVFlare's client API takes arrays of any kind for the model: a server must not get past the inspection so."""
+    from nvflare.app_common.utils.fl_model_utils import FLModelUtils
+
+    task = DXO(kind, imprinted()).to_shareable()
+    assert FLModelUtils.from_shareable(task).params.keys() == imprinted().keys()
+    with pytest.raises(ContentBlockedException, match="a model cannot be inspected"):
+        ReceiveFilter().process(task, context())
+    assert ReceiveFilter("log").process(task, context()) is task
+    assert "a model cannot be inspected" in caplog.text
+    assert ReceiveFilter().process(DXO(kind, {"question": [1, 2]}).to_shareable(), context())
+
+
 def test_a_task_without_a_model_passes():
     task = Shareable({"question": 1})
     assert ReceiveFilter().process(task, context()) is task
@@ -339,6 +355,43 @@ def test_a_damaged_ledger_blocks(tmp_path):
         ProtectFilter("clip:at=upload", ledger=str(tmp_path)).process(result(model(1.0)), site())
 
 
+# ---- an audit of the site's own -----------------------------------------------------------------------------
+
+TRAINING = {"lr": 0.5, "batch_sizes": [4, 4, 1], "facts": {"shape": [1, 8, 8], "classes": 10}}
+
+
+@pytest.mark.parametrize(
+    "spec, of, kind", [("clip:norm=1,at=upload", None, "delta"), ("spm:epsilon=1", None, "weights")]
+)
+def test_what_left_is_kept_for_an_audit(tmp_path, spec, of, kind):
+    made = ProtectFilter(spec, of, captures={"folder": str(tmp_path / "kept"), **TRAINING})
+    task = result(model(1.0))
+    task.set_header("current_round", 4)
+    seen = sent(made, task, site())
+    (path,) = (tmp_path / "kept").iterdir()
+    assert path.name == "round-0005-site-1.safetensors"
+    assert (tmp_path / "kept").stat().st_mode & 0o77 == 0
+    kept = Capture.load(path)
+    assert (kept.kind, kept.batch_sizes, kept.public.defense) == (kind, (4, 4, 1), str(Chain.of(spec)))
+    for name, array in seen.data.items():
+        start = kept.before[name] if kind == "delta" else 0
+        torch.testing.assert_close(kept.shared[name] + start, torch.from_numpy(array))
+
+
+def test_a_capture_that_cannot_be_made_holds_nothing_up(tmp_path, caplog):
+    made = ProtectFilter("spm", captures={"folder": str(tmp_path / "kept"), **TRAINING, "batch_sizes": [0]})
+    assert sent(made, result(model(1.0)), site()).data.keys() == model().keys()
+    made = ProtectFilter("spm", captures={"folder": str(tmp_path / "kept"), **TRAINING})
+    assert sent(made, result(model(1.0))).data.keys() == model().keys()
+    assert caplog.text.count("fedveil: what left was not captured") == 2
+    assert not list(tmp_path.glob("kept/*"))
+
+
+def test_arrays_leave_in_the_order_of_the_server():
+    back = dict(reversed(model(1.0).items()))
+    assert list(sent(ProtectFilter("spm"), result(back), context(model())).data) == list(model())
+
+
 # ---- configuration ------------------------------------------------------------------------------------------
 
 
@@ -346,6 +399,28 @@ def test_wrong_settings_are_refused():
     for wrong in ({"of": "gradient"}, {"buffers": "keep"}, {"digits": 0}):
         with pytest.raises(FedveilError, match="of is 'weights' or 'delta'"):
             ProtectFilter("clip:at=upload", **wrong)
+    for wrong in ({}, {"folder": "x"}, {"folder": "x", **TRAINING, "rate": 1}, "folder"):
+        with pytest.raises(FedveilError, match="captures is a dict of batch_sizes, folder, lr and"):
+            ProtectFilter("clip:at=upload", captures=wrong)
+
+
+def test_a_recipe_takes_the_filters(tmp_path, monkeypatch):
+    from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "script.py").write_text("")
+    model = {"class_path": "torch.nn.Linear", "args": {"in_features": 2, "out_features": 2}}
+    recipe = FedAvgRecipe(name="r", model=model, min_clients=2, num_rounds=1, train_script="script.py")
+    recipe.add_client_input_filter(ReceiveFilter(suspicious="log"), tasks=["train"])
+    recipe.add_client_output_filter(ProtectFilter("spm:epsilon=2", metrics=["accuracy"]), tasks=["train"])
+    recipe.export(str(tmp_path / "job"))
+    (path,) = tmp_path.rglob("config_fed_client.json")
+    config = json.loads(path.read_text())
+    (received,), (left,) = (config[f"task_{which}_filters"][0]["filters"] for which in ("data", "result"))
+    assert ReceiveFilter(**received["args"]).suspicious == "log"
+    again = ProtectFilter(**left["args"])
+    assert (again.defense, again.metrics) == ("spm:epsilon=2", ("accuracy",))
+    assert not list(tmp_path.rglob("custom/fedveil/__init__.py")), "a copy in the job must not stand for the whole"
 
 
 def test_a_job_keeps_the_settings(tmp_path):
@@ -354,12 +429,14 @@ def test_a_job_keeps_the_settings(tmp_path):
     job = FedJob(name="j")
     job.set_app_packages(["fedveil"])
     made = ProtectFilter("clip:norm=2,at=upload", buffers="share", metrics=["accuracy"], digits=2, ledger="kept")
+    made.captures = {"folder": "seen", **TRAINING}
     job.to(made, "site-1", tasks=["train"], filter_type=FilterType.TASK_RESULT)
     job.export_job(str(tmp_path))
     (path,) = tmp_path.rglob("config_fed_client.json")
     (entry,) = json.loads(path.read_text())["task_result_filters"][0]["filters"]
     assert entry["path"] == "fedveil.nvflare.protect_filter.ProtectFilter"
     again = ProtectFilter(**entry["args"])
+    assert again.captures == made.captures
     assert {name: getattr(again, name) for name in ("defense", "buffers", "digits", "ledger", "buffer_names")} == {
         "defense": "clip:norm=2,at=upload",
         "buffers": "share",

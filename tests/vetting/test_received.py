@@ -12,6 +12,7 @@ import fedveil as fv
 from fedveil.errors import FedveilError
 from fedveil.registry import models
 from fedveil.vetting.received import inspect_model
+from fedveil.vetting.rows import MOST_ROWS
 
 
 def digits(side):
@@ -168,6 +169,16 @@ def test_dead_and_duplicate_rows_are_named():
         layer.bias[:20] = 0
     (sign,) = inspect_model(model).signs
     assert sign.kind == "near-duplicate rows"
+
+
+def test_a_block_at_the_end_of_a_large_layer_is_found():
+    torch.manual_seed(3)
+    layer = nn.Linear(16, 3 * MOST_ROWS)
+    assert not inspect_model(layer).suspicious
+    with torch.no_grad():
+        layer.weight[-200:] = layer.weight[-1].clone()  # about 67 of them are among the rows looked at
+        layer.bias[-200:] = torch.linspace(0, 1, 200)
+    assert inspect_model(layer).signs[0].kind == "imprint block"
 
 
 def test_a_tensor_far_from_the_last_rounds_is_named():

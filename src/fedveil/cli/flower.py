@@ -60,8 +60,8 @@ def run(
         typer.Option("--set", "-c", metavar="KEY=VALUE", help="A setting of the run, as in -c 'rounds=5'. Repeat."),
     ] = None,
     log: Annotated[Path, typer.Option(metavar="FILE", help="What Flower says.")] = Path("flower.log"),
-) -> int:
+) -> None:
     """Run any Flower app in a simulation on this machine. Nothing calls home, and nothing is left running."""
     from fedveil.flower.federate import run_app
 
-    return run_app(folder, nodes, settings or [], log)
+    run_app(folder, nodes, settings or [], log)

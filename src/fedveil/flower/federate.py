@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,7 +76,7 @@ def run_task(run: TaskRun, where: Where, told: Callable[[dict[str, Any]], None] 
             return _submit(run, app, Path(home), f"127.0.0.1:{port}", where, told)
 
 
-def run_app(app: Path, nodes: int | None, overrides: Sequence[str], log: Path) -> int:
+def run_app(app: Path, nodes: int | None, overrides: Sequence[str], log: Path) -> None:
     """Run an app in a simulation with as many nodes as its setting `clients` says, and show what Flower says."""
     told = read_toml(app / "pyproject.toml")
     try:
@@ -86,12 +88,13 @@ def run_app(app: Path, nodes: int | None, overrides: Sequence[str], log: Path) -
         raise FedveilError("how many clients to simulate is not among the app's settings: give --nodes")
     log.write_text("", encoding="utf-8")
     code = simulate_app(app, count, overrides, log)
-    print(log.read_text(encoding="utf-8", errors="replace"), end="")
-    return code
+    print(log.read_text(encoding="utf-8", errors="replace"), end="", flush=True)
+    if code:
+        raise FedveilError(f"the run did not complete: {_last_words(log)} (the whole log is {log})")
 
 
 def simulate_app(app: Path, nodes: int, overrides: Sequence[str], log: Path) -> int:
-    """Run any Flower app in a simulation of its own, with all off that would call home; returns `flwr run`'s exit code.
+    """Run any Flower app in a simulation of its own, with all off that would call home; returns 0 if it completed.
 
     overrides: settings of the run, as `flwr run -c` takes them.
     """
@@ -102,9 +105,23 @@ def simulate_app(app: Path, nodes: int, overrides: Sequence[str], log: Path) -> 
             told = [part for override in overrides for part in ("-c", override)]
             started = Program([program("flwr"), "run", str(app), name, "--stream", *told], env, log)
             try:
-                return started.wait(24 * 3600.0)
+                code = started.wait(24 * 3600.0)
             finally:
                 started.stop()
+            return code or _not_completed(name, env)
+
+
+def _not_completed(connection: str, env: Mapping[str, str], seconds: float = 30.0) -> int:
+    """0 if the last run came to its end: `flwr run` itself does not mind whether it did."""
+    command = [program("flwr"), "list", connection, "--limit", "1", "--format", "json"]
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        done = subprocess.run(command, env=dict(env), stdout=subprocess.PIPE, text=True, check=False)
+        found = re.search(r'"status": *"([^"]*)"', done.stdout)
+        if found and found[1].startswith("finished"):
+            return int(found[1] != "finished:completed")
+        time.sleep(1.0)
+    return 1
 
 
 def _submit(
@@ -152,5 +169,5 @@ def _tell(folder: Path, seen: int, told: Callable[[dict[str, Any]], None]) -> in
 
 def _last_words(log: Path) -> str:
     lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines()]
-    telling = [line for line in lines if "rror" in line] or lines
+    telling = [line for line in lines if re.search("Error|ERROR|Exception", line)] or lines
     return telling[-1][:300] if telling else "it said nothing"

@@ -36,6 +36,7 @@ class RoundLine(BaseModel):
     changed: bool = True  # whether the model moved
     seconds: float
     bytes_up: int
+    examples: dict[int, int] = {}  # of the clients that told how many they have
     metrics: dict[str, float] = {}  # of the clients, in the mean
     evaluation: dict[str, float] = {}  # of the server's own
 

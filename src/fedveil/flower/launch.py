@@ -24,6 +24,13 @@ QUIET = {
     "RAY_DISABLE_IMPORT_WARNING": "1",
 }
 LOOPBACK = "127.0.0.1"
+# Even with its statistics off, Ray asks the machine's cloud for its name, by plain http: that goes to a port where
+# nobody listens. And it listens where other machines reach it, unless it is told what it is told on macOS.
+ALONE = {
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    "http_proxy": f"http://{LOOPBACK}:9",
+    "HTTP_PROXY": f"http://{LOOPBACK}:9",
+}
 # On Linux the kernel asks a program to end when we have died, however that happened. Its own children watch it.
 LEASH = f"""
 import ctypes, os, sys
@@ -37,7 +44,13 @@ def environment(home: Path, **more: str) -> dict[str, str]:
     """The environment of a Flower program: its own home, no telemetry, and our interpreter's programs first."""
     programs = str(Path(sys.executable).parent)
     path = os.pathsep.join([programs, os.environ.get("PATH", os.defpath)])
-    return {**os.environ, **QUIET, "FLWR_HOME": str(home), "PATH": path, **more}
+    return {**os.environ, **QUIET, **past_proxies(), "FLWR_HOME": str(home), "PATH": path, **more}
+
+
+def past_proxies() -> dict[str, str]:
+    """Flower's programs talk to each other by http, which must not go by way of a site's proxy."""
+    near = ",".join([LOOPBACK, "localhost", "::1", *filter(None, [os.environ.get("no_proxy")])])
+    return {"no_proxy": near, "NO_PROXY": near}
 
 
 def program(name: str) -> str:
@@ -133,7 +146,7 @@ def simulating_superlink(home: Path, log: Path, env: Mapping[str, str]) -> Itera
         *("--simulation", "--insecure", "--host", LOOPBACK, "--port", str(port)),
         "--disable-runtime-dependency-installation",
     ]
-    started = Program(command, env, log)
+    started = Program(command, {**env, **ALONE}, log)
     try:
         until_open(started, port)
         yield port

@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 from flwr.app import ConfigRecord, RecordDict
 from torch import Tensor
@@ -72,6 +72,18 @@ class Memory:
         }
         if lasting:
             state[STATES] = to_record(lasting)
+
+
+def remembered(state: RecordDict) -> dict[str, Any]:
+    """The records of earlier rounds, before an app has its hands on them."""
+    return {name: state[name] for name in (FACTS, STATES) if name in state}
+
+
+def put_back(state: RecordDict, memory: Mapping[str, Any]) -> None:
+    """What an app threw away, as one does that begins every round with a state of its own."""
+    for name, record in memory.items():
+        if name not in state:
+            state[name] = record
 
 
 def form_of(tensors: Mapping[str, Tensor]) -> str:

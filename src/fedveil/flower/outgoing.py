@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from flwr.app import Error, Message, RecordDict
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.clientapp.typing import ClientAppCallable
 from flwr.common.constant import ErrorCode
 from torch import Tensor
 
@@ -37,7 +39,10 @@ REFUSED = int(ErrorCode.MOD_FAILED_PRECONDITION)
 CODES = {value for name, value in vars(ErrorCode).items() if name.isupper()}
 # Rooms whose errors name settings, counts and what the server sent. Others may name a path, or quote a line of data.
 IN_TRAINING = ("defenses", "flower", "guard", "intake")
-IN_SENDING = (*IN_TRAINING, "clients", "federation", "fields", "ledger", "registry", "vetting")
+IN_SENDING = (*IN_TRAINING, "clients", "federation", "fields", "ledger", "registry")
+# Of these, rooms whose errors count in settings. The numbers of others may be those of the data, or of an update.
+OF_SETTINGS = ("fields", "flower", "ledger", "registry")
+_NUMBER = re.compile(r"(?<![\w.])\d+(?:[.,]\d+)*(?:e[+-]?\d+)?%?(?![\w.]*\w)")
 
 
 @dataclass
@@ -140,7 +145,8 @@ def _check_shapes(like: Tensors, tensors: Tensors) -> None:
 def _check(what: str, intake: Intake, tensors: Tensors) -> None:
     wrong = intake.refuse(tensors)
     if wrong:
-        raise FedveilError(f"{what} {wrong}")
+        log.warning("%s %s", what, wrong)
+        raise FedveilError(f"{what} {without_numbers(wrong)}")
 
 
 def refusal(asked: Message, reason: str, code: int = REFUSED) -> Message:
@@ -148,10 +154,26 @@ def refusal(asked: Message, reason: str, code: int = REFUSED) -> Message:
     return Message(Error(code=code, reason=reason), reply_to=asked)
 
 
-def answered(asked: Message, answer: Callable[[], RecordDict], who: str) -> Message:
-    """The reply with that content; where it fails, an error reply that gives neither data nor paths away."""
+def called(message: Message, context: Context, call_next: ClientAppCallable, who: str) -> Message:
+    """What the app replies. An error of it is told without its text, which may quote the data."""
+    about = dict(vars(message.metadata))
     try:
-        return Message(answer(), reply_to=asked)
+        reply = call_next(message, context)
+        failed = reported(reply.error) if reply.has_error() else None
+    except FedveilError as error:
+        log.warning("%s", error)
+        failed = told_of(error, "the client app failed", IN_TRAINING), REFUSED
+    except (Exception, SystemExit) as error:
+        log.exception("the client app failed")
+        failed = f"the client app failed ({type(error).__name__})", REFUSED
+    vars(message.metadata).update(about)  # what an app wrote there would go along with the reply
+    return reply if failed is None else refusal(message, f"{who}: {failed[0]}", failed[1])
+
+
+def answered(asked: Message, answer: Callable[[], Message], who: str) -> Message:
+    """That reply; where it fails, an error reply that gives neither data nor paths away."""
+    try:
+        return answer()
     except FedveilError as error:
         log.warning("%s: an update was not sent: %s", who, error)
         return refusal(asked, f"{who}: {told_of(error, 'the update could not be protected')}")
@@ -167,8 +189,19 @@ def told_of(error: FedveilError, otherwise: str, rooms: Sequence[str] = IN_SENDI
     while place is not None and place.tb_next is not None:
         place = place.tb_next
     module = "" if place is None else str(place.tb_frame.f_globals.get("__name__"))
-    ours = module.startswith("fedveil.") and module.split(".")[1] in rooms
-    return str(error) if ours else f"{otherwise}: the client's own log says why"
+    room = module.split(".")[1] if module.startswith("fedveil.") else ""
+    if room not in rooms or error.__cause__ is not None:  # it may quote somebody else's error
+        return f"{otherwise}: the client's own log says why"
+    return str(error) if room in OF_SETTINGS else without_numbers(str(error))
+
+
+def without_numbers(text: str) -> str:
+    """A text without the numbers that stand alone in it: a norm, or the size of a batch.
+
+    >>> without_numbers("has a norm of 3.2e+20, above 1e+15, and is not finite in 0.bias")
+    'has a norm of …, above …, and is not finite in 0.bias'
+    """
+    return _NUMBER.sub("…", text)
 
 
 def reported(error: Error) -> tuple[str, int]:

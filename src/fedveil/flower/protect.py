@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -13,8 +14,9 @@ from fedveil.defenses.base import Defense
 from fedveil.defenses.chain import Chain
 from fedveil.errors import FedveilError
 from fedveil.flower.guarded import forget, guarded_steps
-from fedveil.flower.outgoing import IN_TRAINING, Sender, answered, protected_content, refusal, reported, told_of
-from fedveil.flower.records import PARTITION
+from fedveil.flower.memory import put_back, remembered
+from fedveil.flower.outgoing import Sender, answered, called, protected_content
+from fedveil.flower.records import PARTITION, kept
 from fedveil.flower.rules import Rules
 from fedveil.streams import Streams
 
@@ -61,51 +63,46 @@ def protect(
 
     def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         forget(context.state)
-        reply = _called(message, context, call_next)
-        if reply.has_error():
-            return reply
 
-        def content() -> RecordDict:
+        def answer() -> Message:
+            # Before the app is called: it need not train for what cannot be sent, and it may change what it is given.
             rules = Rules.settle(fixed, context.run_config)
-            sender = _sender(message, context, seed)
-            return protected_content(rules, message.content, reply.content, _category(message), sender)
+            sent, memory = kept(message.content), remembered(context.state)
+            began = time.perf_counter()
+            reply = called(message, context, call_next, WHO)
+            trained = time.perf_counter()
+            put_back(context.state, memory)
+            if reply.has_error():
+                return reply
+            sender = _sender(sent, context, seed)
+            content = protected_content(rules, sent, reply.content, _category(message), sender)
+            own = time.perf_counter() - trained
+            share = 100 * own / (trained - began + own)
+            log.info("%s took %.3g s to protect the reply, %.3g %% of this message's time", rules.chain, own, share)
+            return Message(content, reply_to=message)
 
-        return answered(message, content, WHO)
+        return answered(message, answer, WHO)
 
     return mod
-
-
-def _called(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """The app's own reply. An error of it is told without its text, which may quote the data."""
-    try:
-        reply = call_next(message, context)
-        failed = reported(reply.error) if reply.has_error() else None
-    except FedveilError as error:
-        log.warning("%s", error)
-        return refusal(message, f"{WHO}: {told_of(error, 'the client app failed', IN_TRAINING)}")
-    except (Exception, SystemExit) as error:
-        log.exception("the client app failed")
-        return refusal(message, f"{WHO}: the client app failed ({type(error).__name__})")
-    return reply if failed is None else refusal(message, f"{WHO}: {failed[0]}", failed[1])
 
 
 def _category(message: Message) -> str:
     return message.metadata.message_type.partition(".")[0]
 
 
-def _sender(message: Message, context: Context, seed: int | None) -> Sender:
+def _sender(asked: RecordDict, context: Context, seed: int | None) -> Sender:
     number = int(context.node_config.get(PARTITION, 0))
     streams = Streams.secure([number])
     if seed is not None:
-        streams = Streams.seeded(seed, [number], "round", _round(message), "upload")
+        streams = Streams.seeded(seed, [number], "round", _round(asked), "upload")
     local = guarded_steps(context.state)
     return Sender(
         number, context.state, streams, seed is not None, local.chain, local.steps, example_rate=local.example_rate
     )
 
 
-def _round(message: Message) -> int:
-    for record in message.content.config_records.values():
+def _round(asked: RecordDict) -> int:
+    for record in asked.config_records.values():
         if "server-round" in record:
             return int(str(record["server-round"]))
     raise FedveilError("seeded noise needs the number of the round, and the server's message has no server-round")

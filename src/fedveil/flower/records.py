@@ -36,7 +36,7 @@ def to_tensors(record: Mapping[str, Array]) -> Tensors:
     for name, array in record.items():
         try:
             found[name] = own_memory(torch.from_numpy(array.numpy()))
-        except (TypeError, ValueError, EOFError, OSError):
+        except Exception:  # whoever made these bytes chose what NumPy stumbles over
             raise FedveilError(f"the array {name!r:.80} cannot be read: send NumPy arrays of numbers") from None
     return found
 
@@ -68,6 +68,19 @@ def the_arrays(content: RecordDict, whose: str) -> tuple[str, ArrayRecord]:
     if len(found) != 1:
         raise FedveilError(f"{whose} has {'several records' if found else 'no record'} of arrays: one is needed")
     return found[0]
+
+
+def kept(content: RecordDict) -> RecordDict:
+    """What a server sent, as it is now: an app may write into the message that it is given, or empty it."""
+    held = RecordDict()
+    for name, record in content.items():
+        if isinstance(record, ArrayRecord):
+            held[name] = ArrayRecord(
+                {key: Array(a.dtype, tuple(a.shape), a.stype, a.data) for key, a in record.items()}
+            )
+        else:
+            held[name] = type(record)(dict(record))  # type: ignore[arg-type]
+    return held
 
 
 def is_old(content: RecordDict) -> bool:

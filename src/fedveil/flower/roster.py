@@ -40,8 +40,9 @@ class Roster:
         """
         grid = self._exchange.grid
         nodes = sorted(grid.get_node_ids())
-        self._partitions = {node: self._partitions[node] for node in nodes if node in self._partitions}
-        self._ask([node for node in nodes if node not in self._partitions], limit)
+        known = self._partitions = {node: self._partitions[node] for node in nodes if node in self._partitions}
+        nodes.sort(key=lambda node: node not in known)  # whoever had a partition first keeps it
+        self._ask([node for node in nodes if node not in known], limit)
         told = {node: self._partitions.get(node) for node in nodes}
         if nodes and all(partition is None for partition in told.values()):
             return dict(enumerate(nodes))

@@ -20,9 +20,9 @@ from fedveil.clients.engine import Tensors
 from fedveil.clients.sgd import at_rest, sgd_step
 from fedveil.defenses.base import Defense
 from fedveil.defenses.chain import Chain
-from fedveil.defenses.guarantee import exposure_of
+from fedveil.defenses.guarantee import Exposure, exposure_of
 from fedveil.errors import FedveilError, one_line
-from fedveil.federation.capture import Capture
+from fedveil.federation.capture import MOST_STEPS, Capture
 from fedveil.federation.schedule import sampled_clients
 from fedveil.fields import field_values
 from fedveil.flower.exchange import Exchange
@@ -34,6 +34,7 @@ from fedveil.flower.settings import LocalSteps, ServerSettings
 from fedveil.flower.taking import Taken, strategy_of, take, together
 from fedveil.flower.tracking import trackers
 from fedveil.ledger.ledger import Ledger, Release
+from fedveil.ownership import owned
 
 log = logging.getLogger(__name__)
 Evaluate = Callable[[int, Tensors], Mapping[str, float]]
@@ -91,6 +92,13 @@ class Server:
         self._seeded = seeded
         if self.settings.record_rounds and (local is None or self.folder is None):
             raise FedveilError("captures need local=, what is public of the clients' training, and a folder")
+        # A guarantee that holds for each local step is worth nothing where nobody knows how many there were.
+        self._counts_steps = self.settings.kind != "gradient" and any(map(_of_each_step, self.chain.defenses))
+        if self._counts_steps and local is None:
+            raise FedveilError(
+                f"{self.chain} acts on every local step: give local=, the public settings of the clients' training, "
+                "or the ledger counts too few"
+            )
         self._track = trackers(self.settings.track, self.folder)
 
     def start(
@@ -108,6 +116,17 @@ class Server:
         finish: given the arrays after a round, those that the server goes on with.
         config: goes to the clients with every message, beside "server-round".
         """
+        with owned(self.folder):  # two runs in one folder would take each other's checkpoints for their own
+            return self._run(grid, initial, evaluate, finish, config or {})
+
+    def _run(
+        self,
+        grid: Grid,
+        initial: Mapping[str, Tensor] | ArrayRecord,
+        evaluate: Evaluate | None,
+        finish: Finish | None,
+        config: Mapping[str, Any],
+    ) -> Outcome:
         first = to_tensors(initial) if isinstance(initial, ArrayRecord) else _copied(initial)
         weights = {name: t for name, t in first.items() if not self._rules.is_buffer(name)}
         statistics = [t for name, t in first.items() if name not in weights and t.is_floating_point()]
@@ -120,7 +139,7 @@ class Server:
             keeper.start()
         rounds = _Rounds(self, Exchange(grid), keeper, progress, ledger)
         while len(progress.history) < self.settings.rounds:
-            rounds.next(evaluate, finish, config or {})
+            rounds.next(evaluate, finish, config)
         return Outcome(progress.arrays, progress.history, ledger)
 
     @property
@@ -142,15 +161,18 @@ class _Rounds:
         self._server, self._settings = server, server.settings
         self._exchange, self._roster = exchange, Roster(exchange)
         self._keeper, self._progress, self._ledger = keeper, progress, ledger
-        self._clients = server.settings.clients
+        self._members = None if server.settings.clients is None else list(range(server.settings.clients))
+        # What clients told last: the ledger needs it for those who tell nothing in a round.
+        self._examples = {client: many for line in progress.history for client, many in line.examples.items()}
 
     def next(self, evaluate: Evaluate | None, finish: Finish | None, config: Mapping[str, Any]) -> None:
         """One round."""
         settings, number = self._settings, len(self._progress.history) + 1
         there = self._roster.wait(settings.minimum, settings.wait)
-        if self._clients is None:
-            self._clients = max(there) + 1
-        asked = sampled_clients(settings.seed, self._clients, settings.sampling_rate, number)
+        if self._members is None:
+            self._members = sorted(there)
+        drawn = sampled_clients(settings.seed, len(self._members), settings.sampling_rate, number)
+        asked = [self._members[place] for place in drawn]
         began = time.monotonic()
         lost = missing(asked, there)
         busy = self._exchange.busy()
@@ -176,12 +198,14 @@ class _Rounds:
             },
             settings.limit,
         )
-        taken = take(done.replies, self._progress.arrays, settings, self._server._rules)
+        server = self._server
+        taken = take(done.replies, self._progress.arrays, settings, server._rules, server._counts_steps)
         lost |= done.lost
+        self._examples |= taken.examples
         self._capture(taken, number)
         changed = len(taken.updates) >= settings.minimum
         if changed:
-            self._move(together(taken, number, settings, self._server._strategy))
+            self._move(together(taken, number, settings, server._strategy))
             if finish is not None:
                 self._progress.arrays = finish(self._progress.arrays)
         self._count(taken, list(done.lost))
@@ -199,6 +223,7 @@ class _Rounds:
             changed=changed,
             seconds=time.monotonic() - began,
             bytes_up=taken.bytes_up,
+            examples=taken.examples,
             metrics=_means(taken),
             evaluation=told,
         )
@@ -210,6 +235,12 @@ class _Rounds:
         for words, clients in (("refused", line.refused), ("without an update", line.failed), ("lost", line.lost)):
             for client, why in clients.items():
                 log.warning("round %d: client %d %s: %s", line.round, client, words, why)
+        if line.lost and not (line.taken or line.refused or line.failed):
+            log.warning(
+                "round %d: nobody replied: is limit, %g s, longer than a client trains?",
+                line.round,
+                self._settings.limit,
+            )
         if not line.changed:
             log.warning(
                 "round %d: %d updates, and %d are needed: the model stays as it is",
@@ -243,24 +274,27 @@ class _Rounds:
 
     # ---- what was spent --------------------------------------------------------------------------------
 
-    def _release(self, examples: int | None) -> Release:
+    def _release(self, client: int) -> Release:
+        """One message of a client. Of one that never told its examples, as many steps as of whoever has the most."""
         local, kind = self._server._local, self._settings.kind
+        most = max(self._examples.values(), default=None)
+        examples = self._examples.get(client, most)
         if local is None or examples is None:
             return Release(self._server.chain)
-        rate = min(1.0, local.batch_size / max(examples, 1))
+        rate = min(1.0, local.batch_size / examples) if client in self._examples else 1.0
         return Release(self._server.chain, gradients=local.steps(examples, kind), example_rate=rate)
 
     def _count_ahead(self, clients: list[int]) -> None:
         """Keep a ledger in which all that are asked have sent: the server may die before it knows who did."""
         ahead = copy.deepcopy(self._ledger)
         for client in clients:
-            ahead.spend(client, self._release(None))
+            ahead.spend(client, self._release(client))
         self._keeper.save_ledger(ahead)
 
     def _count(self, taken: Taken, unheard: list[int]) -> None:
         """Those whose update came, taken or not, and those of whom nothing was heard, for they may have sent one."""
         for client in (*taken.updates, *taken.refused, *unheard):
-            self._ledger.spend(client, self._release(taken.examples.get(client)))
+            self._ledger.spend(client, self._release(client))
         self._keeper.save_ledger(self._ledger)
 
     # ---- captures --------------------------------------------------------------------------------------
@@ -271,34 +305,49 @@ class _Rounds:
             return
         place = folder / "captures"
         place.mkdir(exist_ok=True)
-        rules, before = self._server._rules, self._progress.arrays
         for client, update in list(taken.updates.items())[: settings.record_clients]:
-            sizes = local.sizes(taken.examples[client], settings.kind)
-            gradient = settings.kind == "gradient"
-            capture = Capture(
-                kind=settings.kind,
-                before={name: t for name, t in before.items() if not rules.is_buffer(name)},
-                shared={
-                    name: t - before[name] if settings.kind == "delta" else t
-                    for name, t in update.items()
-                    if not rules.is_buffer(name)
-                },
-                buffers={name: t for name, t in update.items() if rules.is_buffer(name)},
-                buffers_before={name: t for name, t in before.items() if rules.is_buffer(name) and name in update},
-                client=client,
-                round=number,
-                steps=len(sizes),
-                lr=(settings.lr if gradient else local.lr,) * len(sizes),
-                momentum=0.0 if gradient else local.momentum,
-                batch_sizes=sizes,
-                facts={
-                    "defense": str(self._server.chain),
-                    "local_epochs": 1 if gradient else local.local_epochs,
-                    "weight_decay": local.weight_decay,
-                    **self._server._facts,
-                },
-            )
-            capture.save(place / f"round-{number:04}-client-{client:04}.safetensors")
+            try:
+                seen = self._seen(client, update, taken.examples.get(client), number, local)
+                seen.save(place / f"round-{number:04}-client-{client:04}.safetensors")
+            except FedveilError as error:  # what a client says of itself must not end the run
+                log.warning("round %d: the update of client %d was not captured: %s", number, client, error)
+
+    def _seen(self, client: int, update: Tensors, examples: int | None, number: int, local: LocalSteps) -> Capture:
+        """One client's update as an attacker on the server has it."""
+        settings, rules, before = self._settings, self._server._rules, self._progress.arrays
+        if examples is None or local.steps(examples, settings.kind) > MOST_STEPS:
+            raise FedveilError("it tells no num-examples that could be right")
+        sizes = local.sizes(examples, settings.kind)
+        gradient = settings.kind == "gradient"
+        return Capture(
+            kind=settings.kind,
+            before={name: t for name, t in before.items() if not rules.is_buffer(name)},
+            shared={
+                name: t - before[name] if settings.kind == "delta" else t
+                for name, t in update.items()
+                if not rules.is_buffer(name)
+            },
+            buffers={name: t for name, t in update.items() if rules.is_buffer(name)},
+            buffers_before={name: t for name, t in before.items() if rules.is_buffer(name) and name in update},
+            client=client,
+            round=number,
+            steps=len(sizes),
+            lr=(settings.lr if gradient else local.lr,) * len(sizes),
+            momentum=0.0 if gradient else local.momentum,
+            batch_sizes=sizes,
+            facts={
+                "defense": str(self._server.chain),
+                "local_epochs": 1 if gradient else local.local_epochs,
+                "weight_decay": local.weight_decay,
+                **self._server._facts,
+            },
+        )
+
+
+def _of_each_step(defense: Defense) -> bool:
+    """Whether a formal guarantee of it is spent by every local step."""
+    once = Exposure(parameters=1, rounds=1, steps_per_round=1, sampling_rate=1.0)
+    return defense.acts_at in ("sample", "data", "gradient") and defense.guarantee(once).formal
 
 
 def _copied(tensors: Mapping[str, Tensor]) -> Tensors:
@@ -310,5 +359,5 @@ def _means(taken: Taken) -> dict[str, float]:
     found: dict[str, list[tuple[float, int]]] = {}
     for client, metrics in taken.metrics.items():
         for name, value in metrics.items():
-            found.setdefault(name, []).append((value, taken.examples[client]))
+            found.setdefault(name, []).append((value, taken.examples.get(client, 1)))
     return {name: sum(v * n for v, n in told) / sum(n for _, n in told) for name, told in found.items()}

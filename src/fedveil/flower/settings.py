@@ -86,4 +86,6 @@ class LocalSteps:
 
     def steps(self, examples: int, kind: MessageKind) -> int:
         """How many gradients are behind a message."""
-        return self.batches_per_message if kind == "gradient" else len(self.sizes(examples, kind))
+        if kind == "gradient":
+            return self.batches_per_message
+        return max(1, -(-examples // self.batch_size) * self.local_epochs)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 
 import torch
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
@@ -17,13 +19,16 @@ from fedveil.flower.rules import NUM_EXAMPLES, Rules
 from fedveil.flower.settings import ServerSettings
 from fedveil.intake import Intake
 
+MOST_METRICS = 64  # of a client
+_NAME = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_./ -]{0,79}")
+
 
 @dataclass
 class Taken:
     """The updates of a round that the server takes, by client, and why it does not take the others."""
 
     updates: dict[int, Tensors] = field(default_factory=dict)
-    examples: dict[int, int] = field(default_factory=dict)
+    examples: dict[int, int] = field(default_factory=dict)  # of those that tell how many they have
     messages: dict[int, Message] = field(default_factory=dict)
     refused: dict[int, str] = field(default_factory=dict)  # an update came and is not taken
     failed: dict[int, str] = field(default_factory=dict)  # an error came in its place
@@ -31,8 +36,13 @@ class Taken:
     bytes_up: int = 0
 
 
-def take(replies: Mapping[int, Message], sent: Tensors, settings: ServerSettings, rules: Rules) -> Taken:
-    """Check the replies of a round, by client, against the arrays that they were sent."""
+def take(
+    replies: Mapping[int, Message], sent: Tensors, settings: ServerSettings, rules: Rules, counts_steps: bool = False
+) -> Taken:
+    """Check the replies of a round, by client, against the arrays that they were sent.
+
+    counts_steps: the ledger needs to know how many examples a client has.
+    """
     taken = Taken()
     for client, reply in sorted(replies.items()):
         if reply.has_error():
@@ -40,10 +50,17 @@ def take(replies: Mapping[int, Message], sent: Tensors, settings: ServerSettings
             continue
         try:
             update, examples, metrics = _read(reply.content, sent, settings, rules)
+            if examples is None and (counts_steps or settings.weighting == "size"):
+                raise FedveilError("the reply does not tell num-examples, without which it cannot count")
         except FedveilError as error:
             taken.refused[client] = str(error)
             continue
-        taken.updates[client], taken.examples[client], taken.messages[client] = update, examples, reply
+        except Exception as error:  # a hostile client chose the bytes: whatever it broke, the round goes on
+            taken.refused[client] = f"the update could not be read ({type(error).__name__})"
+            continue
+        taken.updates[client], taken.messages[client] = update, reply
+        if examples is not None:
+            taken.examples[client] = examples
         taken.metrics[client] = metrics
         taken.bytes_up += sum(tensor.numel() * tensor.element_size() for tensor in update.values())
     return taken
@@ -51,7 +68,7 @@ def take(replies: Mapping[int, Message], sent: Tensors, settings: ServerSettings
 
 def _read(
     content: RecordDict, sent: Tensors, settings: ServerSettings, rules: Rules
-) -> tuple[Tensors, int, dict[str, float]]:
+) -> tuple[Tensors, int | None, dict[str, float]]:
     arrays = list(content.array_records.values())
     if len(arrays) != 1:
         raise FedveilError(f"the reply has {len(arrays)} records of arrays, not 1")
@@ -64,16 +81,19 @@ def _read(
         wrong = Intake(change, longest=settings.longest).refuse(change)
     if wrong:
         raise FedveilError(f"the update {wrong}")
-    metrics = {
-        name: float(value)
-        for record in content.metric_records.values()
-        for name, value in record.items()
-        if isinstance(value, int | float) and math.isfinite(value)
-    }
-    examples = metrics.pop(NUM_EXAMPLES, 1.0 if settings.weighting == "uniform" else 0.0)
-    if not 1 <= examples <= MOST_EXAMPLES:
+    metrics = dict(islice(_metrics(content), MOST_METRICS))
+    examples = metrics.pop(NUM_EXAMPLES, None)
+    if examples is not None and not 1 <= examples <= MOST_EXAMPLES:
         raise FedveilError(f"the update counts for {examples:g} examples: from 1 to {MOST_EXAMPLES:,} would be right")
-    return {name: update[name] for name in like}, int(examples), metrics
+    return {name: update[name] for name in like}, None if examples is None else int(examples), metrics
+
+
+def _metrics(content: RecordDict) -> Iterator[tuple[str, float]]:
+    """Single numbers under names that trackers take."""
+    for record in content.metric_records.values():
+        for name, value in record.items():
+            if _NAME.fullmatch(name) and isinstance(value, int | float) and math.isfinite(value):
+                yield name, float(value)
 
 
 def _change(update: Tensors, sent: Tensors) -> Tensors:

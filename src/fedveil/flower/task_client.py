@@ -24,7 +24,7 @@ from fedveil.federation.plan import Moment, Plan
 from fedveil.federation.prepare import prepare
 from fedveil.federation.steps import Group, Prepared, own_row
 from fedveil.flower.memory import Memory
-from fedveil.flower.outgoing import Sender, answered, protected_content
+from fedveil.flower.outgoing import Sender, answered, protected_content, without_numbers
 from fedveil.flower.records import PARTITION, the_arrays, to_record, to_tensors
 from fedveil.flower.roster import introduce
 from fedveil.flower.rules import NUM_EXAMPLES, Rules
@@ -119,7 +119,7 @@ introduce(app)
 def train(message: Message, context: Context) -> Message:
     """A client's part of a round; what fails becomes an error without details."""
 
-    def content() -> RecordDict:
+    def answer() -> Message:
         site = Site(context)
         states = _states(site, context, message)
         update, steps = (_gradient if site.run.sends_gradients else _trained)(site, message, states)
@@ -134,9 +134,9 @@ def train(message: Message, context: Context) -> Message:
             whole=states.gather([site.row], chain),
         )
         reply = RecordDict({"arrays": to_record(update), "metrics": MetricRecord({NUM_EXAMPLES: site.examples})})
-        return protected_content(site.rules(), message.content, reply, "train", sender)
+        return Message(protected_content(site.rules(), message.content, reply, "train", sender), reply_to=message)
 
-    return answered(message, content, WHO)
+    return answered(message, answer, WHO)
 
 
 def _states(site: Site, context: Context, message: Message) -> ClientStates:
@@ -165,7 +165,7 @@ def _trained(site: Site, message: Message, states: ClientStates) -> tuple[Tensor
     chunk = Chunk([site.row], number, weights, Tree.expand(buffers, 1), states, keep=keep)
     trained = train_chunk(site.prepared, chunk)
     if trained.tally.refused:
-        raise FedveilError(trained.tally.refused[site.row])
+        raise FedveilError(without_numbers(trained.tally.refused[site.row]))
     if keep and trained.data[site.row].targets:
         site.truth(trained.data[site.row].truth(), number)
     sent = trained.upload.row(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -13,13 +14,14 @@ from fedveil.clients.engine import Loss
 from fedveil.errors import FedveilError
 from fedveil.federation.capture import Capture
 from fedveil.flower.outgoing import answered, refusal
-from fedveil.flower.records import the_arrays, to_tensors, told_apart
+from fedveil.flower.records import kept, the_arrays, to_tensors, told_apart
 from fedveil.flower.rules import Rules
 from fedveil.flower.settings import LocalSteps
 from fedveil.tasks.normalization import Normalization
 from fedveil.vetting.received import inspect_model
 from fedveil.vetting.release import Batch, ReleaseGate
 
+log = logging.getLogger(__name__)
 LAST = "fedveil.received"  # in a client's state: the model of the round before
 WHO = "fedveil"
 
@@ -80,28 +82,30 @@ def release(
     """
 
     def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-        reply = call_next(message, context)
-        if reply.has_error() or message.metadata.message_type.partition(".")[0] != "train":
+        def answer() -> Message:
+            settled = rules or Rules.settle({}, context.run_config)
+            sent = kept(message.content)
+            reply = call_next(message, context)
+            if reply.has_error() or message.metadata.message_type.partition(".")[0] != "train":
+                return reply
+            known = behind(context)
+            seen = _capture(sent, reply.content, settled, local, len(known.batch[1]))
+            found = gate.decide(seen, known.model, loss, known.batch, known.others, settled.chain, known.normalization)
+            if not found.send:
+                # How much was found would tell the server what it could find itself.
+                log.warning("the update is withheld: %s", found.reason)
+                raise FedveilError("the update is withheld: the client's own log says why")
             return reply
 
-        def content() -> RecordDict:
-            settled = rules or Rules.settle({}, context.run_config)
-            known = behind(context)
-            seen = _capture(message, reply, settled, local, len(known.batch[1]))
-            gate.decide(
-                seen, known.model, loss, known.batch, known.others, settled.chain, known.normalization
-            ).require()
-            return reply.content
-
-        return answered(message, content, WHO)
+        return answered(message, answer, WHO)
 
     return mod
 
 
-def _capture(message: Message, reply: Message, rules: Rules, local: LocalSteps, examples: int) -> Capture:
+def _capture(asked: RecordDict, reply: RecordDict, rules: Rules, local: LocalSteps, examples: int) -> Capture:
     """The update as the server will see it."""
-    before = told_apart(to_tensors(the_arrays(message.content, "the server's message")[1]), rules)
-    sent = told_apart(to_tensors(the_arrays(reply.content, "the reply")[1]), rules)
+    before = told_apart(to_tensors(the_arrays(asked, "the server's message")[1]), rules)
+    sent = told_apart(to_tensors(the_arrays(reply, "the reply")[1]), rules)
     sizes = local.sizes(examples, rules.kind)
     change = {name: tensor - before.weights[name] for name, tensor in sent.weights.items()}
     return Capture(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from nvflare.apis.dxo import DXO, DataKind, from_shareable
 from nvflare.apis.dxo_filter import DXOFilter
@@ -20,15 +20,25 @@ from fedveil.clients.engine import Tensors
 from fedveil.defenses.base import MessageKind
 from fedveil.defenses.chain import Chain
 from fedveil.defenses.guarantee import exposure_of
-from fedveil.errors import FedveilError
+from fedveil.errors import FedveilError, one_line
 from fedveil.files import private_folder, write_atomically
 from fedveil.intake import LONGEST, Intake
 from fedveil.ledger.ledger import Ledger, Release
 from fedveil.nvflare.arrays import RUNNING, Parts, like, to_tensors, told_apart
+from fedveil.nvflare.captures import check_captures, write_capture
 from fedveil.nvflare.metadata import failure, fresh, meta, metrics
 from fedveil.nvflare.receive_filter import RECEIVED
 from fedveil.streams import Streams
 from fedveil.tree import Tree
+
+
+class _Made(NamedTuple):
+    """A protected result, and what an audit of it needs."""
+
+    dxo: DXO
+    kind: MessageKind  # what the defense acted on
+    before: Tensors | None  # the weights that the server sent
+    shown: Tensors  # the weights, or their change, as they leave
 
 
 class ProtectFilter(DXOFilter):  # type: ignore[misc]  # NVFlare has no types
@@ -48,6 +58,8 @@ class ProtectFilter(DXOFilter):  # type: ignore[misc]  # NVFlare has no types
     - `buffer_names`: patterns of their names.
     - `metrics`: names of single numbers that may go along, rounded to `digits` significant digits. By default none.
     - `longest`: norm of a protected update, above which it is blocked.
+    - `captures`: keep what left, for an audit of the site's own: a dict of a `folder`, the script's `lr` and
+      `batch_sizes` (one for each local step) and, if need be, `momentum` and `facts`, as `fedveil.capture` takes them.
     - `ledger`: a folder, in which what was spent is kept for each job; without it, it lasts as long as the process.
 
     Noise is drawn from the operating system's entropy.
@@ -63,6 +75,7 @@ class ProtectFilter(DXOFilter):  # type: ignore[misc]  # NVFlare has no types
         digits: int = 3,
         longest: float = LONGEST,
         ledger: str | None = None,
+        captures: Mapping[str, Any] | None = None,
     ) -> None:
         kinds = [DataKind.WEIGHTS, DataKind.WEIGHT_DIFF]
         super().__init__(supported_data_kinds=kinds, data_kinds_to_filter=kinds)
@@ -70,6 +83,7 @@ class ProtectFilter(DXOFilter):  # type: ignore[misc]  # NVFlare has no types
         self.defense, self.of, self.buffers, self.ledger = defense, of, buffers, ledger
         self.buffer_names, self.metrics = tuple(buffer_names), tuple(metrics)
         self.digits, self.longest = digits, longest
+        self.captures = captures if captures is None else check_captures(captures)
         if of not in (None, "weights", "delta") or buffers not in ("withhold", "share") or not 1 <= digits <= 17:
             raise FedveilError("of is 'weights' or 'delta', buffers 'withhold' or 'share', digits 1 to 17")
         self._chain = Chain.of(defense)
@@ -96,6 +110,11 @@ class ProtectFilter(DXOFilter):  # type: ignore[misc]  # NVFlare has no types
 
     def process_dxo(self, dxo: DXO, shareable: Shareable, fl_ctx: FLContext) -> DXO:
         """A result of weights or of their change, protected."""
+        return self._made(dxo, fl_ctx).dxo
+
+    # ---- a result --------------------------------------------------------------------------------------
+
+    def _made(self, dxo: DXO, fl_ctx: FLContext) -> _Made:
         sent: MessageKind = "weights" if dxo.data_kind == DataKind.WEIGHTS else "delta"
         after = told_apart(to_tensors(dxo.data), self.buffer_names)
         received = fl_ctx.get_prop(RECEIVED)
@@ -104,9 +123,9 @@ class ProtectFilter(DXOFilter):  # type: ignore[misc]  # NVFlare has no types
         kind = self._kind(sent)
         weights = self._defended(kind, _turned(after.weights, sent, kind, before))
         out = {**_turned(weights, kind, sent, before), **self._buffers(sent, after.buffers, before)}
-        return DXO(dxo.data_kind, like(out, dxo.data), meta(dxo, self.metrics, self.digits))
-
-    # ---- a result --------------------------------------------------------------------------------------
+        out = {name: out[name] for name in self._form or {}}  # the order of the script's own would tell something
+        made = DXO(dxo.data_kind, like(out, dxo.data), meta(dxo, self.metrics, self.digits))
+        return _Made(made, kind, None if before is None else before.weights, weights)
 
     def _protected(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
         try:
@@ -121,12 +140,24 @@ class ProtectFilter(DXOFilter):  # type: ignore[misc]  # NVFlare has no types
         if dxo.data_kind not in self.data_kinds:
             kind = f"the kind {DataKind(dxo.data_kind).value}" if dxo.data_kind in set(DataKind) else "an unknown kind"
             raise FedveilError(f"it is of {kind}, which no defense protects")
-        made = self.process_dxo(dxo, shareable, fl_ctx)
+        made = self._made(dxo, fl_ctx)
         # Spend first: nothing may go out uncounted.
-        self._spend(to_tensors(made.data), fl_ctx)
-        made.add_filter_history(type(self).__name__)
+        self._spend(made.shown, fl_ctx)
+        self._capture(made, shareable, fl_ctx)
+        made.dxo.add_filter_history(type(self).__name__)
         add_job_audit_event(fl_ctx=fl_ctx, msg=f"protected by {self._chain}")
-        return fresh(shareable, made)
+        return fresh(shareable, made.dxo)
+
+    def _capture(self, made: _Made, shareable: Shareable, fl_ctx: FLContext) -> None:
+        """Keep what leaves, where it is asked for. It leaves all the same where it cannot be kept: it is protected."""
+        if self.captures is None:
+            return
+        try:
+            if made.before is None:
+                raise FedveilError("what the server sent is not known: add fedveil.nvflare.ReceiveFilter")
+            write_capture(self.captures, made.kind, made.before, made.shown, self._chain, shareable, fl_ctx)
+        except (FedveilError, TypeError, ValueError) as error:
+            self.log_warning(fl_ctx, f"fedveil: what left was not captured: {one_line(error)}")
 
     def _kind(self, sent: MessageKind) -> MessageKind:
         if self.of is not None:
@@ -174,8 +205,7 @@ class ProtectFilter(DXOFilter):  # type: ignore[misc]  # NVFlare has no types
 
     # ---- what was spent ------------------------------------------------------------------------------
 
-    def _spend(self, sent: Tensors, fl_ctx: FLContext) -> None:
-        weights = told_apart(sent, self.buffer_names).weights
+    def _spend(self, weights: Tensors, fl_ctx: FLContext) -> None:
         path = self._ledger_path(fl_ctx)
         if self._ledger is None:
             self._ledger = Ledger(exposure_of(weights, seeded=False, bare_buffers=self.buffers == "share"))

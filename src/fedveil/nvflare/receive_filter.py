@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
+import numpy as np
 from nvflare.apis.dxo import DataKind, from_shareable
 from nvflare.apis.filter import ContentBlockedException, Filter
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
+from torch import Tensor
 
 from fedveil.clients.engine import Tensors
 from fedveil.errors import FedveilError
@@ -37,7 +40,7 @@ class ReceiveFilter(Filter):  # type: ignore[misc]  # NVFlare has no types
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
         """Look at the model, if there is one in it, remember it, and let the task through as it is."""
         try:
-            weights = self._weights(shareable)
+            weights = self._weights(shareable, fl_ctx)
             if weights is not None and self.suspicious != "ignore":
                 self._inspect(weights, fl_ctx)
         except FedveilError as error:
@@ -53,11 +56,21 @@ class ReceiveFilter(Filter):  # type: ignore[misc]  # NVFlare has no types
             self.log_warning(fl_ctx, f"fedveil: the received model: {sign}")
         self._last = weights
 
-    def _weights(self, shareable: Shareable) -> Tensors | None:
+    def _weights(self, shareable: Shareable, fl_ctx: FLContext) -> Tensors | None:
         try:
             dxo = from_shareable(shareable)
         except Exception:  # what NVFlare raises here is not declared; a task need not carry a model
             return None
-        if dxo.data_kind != DataKind.WEIGHTS or not dxo.data:
-            return None
-        return to_tensors(dxo.data)
+        if dxo.data_kind == DataKind.WEIGHTS and dxo.data:
+            return to_tensors(dxo.data)
+        if dxo.data_kind != DataKind.METRICS and _holds_arrays(dxo.data) and self.suspicious != "ignore":
+            # NVFlare's client API hands arrays of any kind to a script as its model.
+            told = f"the task brings arrays as {str(dxo.data_kind)!r:.40}, in which a model cannot be inspected"
+            if self.suspicious == "refuse":
+                raise FedveilError(told)
+            self.log_warning(fl_ctx, f"fedveil: {told}")
+        return None
+
+
+def _holds_arrays(data: Any) -> bool:
+    return isinstance(data, Mapping) and any(isinstance(value, np.ndarray | Tensor) for value in data.values())

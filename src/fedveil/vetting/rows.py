@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from fedveil.streams import Streams
+
 SAME = 0.999  # cosine from which on two rows are near-duplicates; random rows of 8 entries do not come that close
 FEWEST_COLUMNS = 8
 MOST_ROWS = 2048  # of a layer that are compared with each other
@@ -35,7 +37,9 @@ def row_signs(weight: Tensor, bias: Tensor | None) -> Iterator[Row]:
     dead = lengths <= 1e-9 * lengths.max()
     if FEWEST <= int(dead.sum()) < len(rows):
         yield Row("dead rows", f"{int(dead.sum())} of {len(rows)} rows are zero")
-    living = (~dead).nonzero().flatten()[:MOST_ROWS]
+    living = (~dead).nonzero().flatten()
+    if len(living) > MOST_ROWS:  # a server must not know which ones are looked at
+        living = living[Streams.secure(1).permutation(len(living))[0][:MOST_ROWS].sort().values]
     group = _duplicates(rows[living])
     if len(group) >= FEWEST:
         yield _duplicate_sign(living[group], None if bias is None else bias.detach().double().cpu(), len(rows))

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from flwr.app import Context, Error, Message
-from flwr.common.config import get_fused_config_from_fab
 from flwr.common.constant import ErrorCode
 from flwr.supernode.runtime import run_clientapp
 
@@ -85,7 +84,7 @@ class Wrapped:
         task = self._pull(client)
         message, _, run, fab = task
         self._asked = copy.deepcopy(message)
-        self._why = self._gate.policy.refuse(get_fused_config_from_fab(fab.content, run), str(run.fab_id))
+        self._why = self._gate.refuses(fab.content, run)
         return task
 
     def loader(self, *given: Any, **named: Any) -> Any:

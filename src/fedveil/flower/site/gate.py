@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from typing import Any
 
 from flwr.app import Message, RecordDict
+from flwr.common.config import get_fused_config_from_fab
 
 from fedveil.errors import FedveilError
 from fedveil.flower.outgoing import Sender, protected_content, refusal, reported, told_of
@@ -26,6 +28,14 @@ class Gate:
         self.policy, self._client = policy, client
         self._journal = Journal(policy)
         self._states: dict[int, RecordDict] = {}  # by run
+
+    def refuses(self, app: bytes, run: Any) -> str | None:
+        """Why a run may not use this site; None where it may. `app`: the bundle that Flower would install."""
+        try:
+            return self.policy.refuse(get_fused_config_from_fab(app, run), str(run.fab_id))
+        except Exception:  # Flower itself would end the SuperNode here
+            log.exception("an app could not be read")
+            return "the app, or the settings of its run, cannot be read"
 
     def reply(self, asked: Message, reply: Message) -> Message:
         """The reply that leaves. Never raises, and never returns anything that the app made."""

@@ -70,18 +70,24 @@ class Journal:
             delta = policy.delta / (1 + len(others))  # budgets of different models add up, ε and δ
             spent = ledger.statement(delta).epsilon
             if policy.epsilon is not None:
-                spent = (spent or 0.0) + sum(self._epsilon(told, delta) for told in others)
+                every = [spent, *(self._epsilon(told, delta) for told in others)]
+                if None in every:
+                    raise FedveilError(
+                        "updates have left under a defense whose guarantee does not add up with this one's, so the "
+                        "site's privacy budget cannot be kept"
+                    )
+                spent = sum(each for each in every if each is not None)
                 if spent > policy.epsilon:
                     raise FedveilError("the site's privacy budget does not allow another update")
             write_atomically(path, json.dumps(ledger.state_dict(), indent=1).encode())
         return spent
 
-    def _epsilon(self, told: Mapping[str, Any], delta: float) -> float:
-        """What updates of another model have spent."""
+    def _epsilon(self, told: Mapping[str, Any], delta: float) -> float | None:
+        """What updates of another model have spent; None where no guarantee says it."""
         exposure = exposure_of({}, seeded=False, bare_buffers=False)
         ledger = Ledger(replace(exposure, parameters=told["parameters"]))
         ledger.load_state_dict(told, known=[self._policy.rules.chain])
-        return ledger.statement(delta).epsilon or 0.0
+        return ledger.statement(delta).epsilon
 
 
 def _read(path: Path) -> dict[str, Any]:

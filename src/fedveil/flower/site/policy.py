@@ -17,6 +17,7 @@ from fedveil.errors import FedveilError
 from fedveil.fields import Count, Positive, declared, field_names
 from fedveil.flower.rules import NUM_EXAMPLES, RUNNING, Rules
 from fedveil.intake import LONGEST
+from fedveil.ledger.ledger import Ledger, Release
 
 KINDS = ("train", "evaluate", "query")
 
@@ -66,8 +67,12 @@ class Policy:
             rules.chain.check_message(rules.kind)
         except FedveilError as error:
             raise ValueError(str(error)) from None
-        if self.epsilon is not None and not any(_formal(each) for each in rules.chain.defenses):
-            raise ValueError(f"epsilon limits what a formal guarantee spends, and {rules.chain} has none")
+        if self.epsilon is not None and not _counted(rules.chain):
+            raise ValueError(f"epsilon limits what one formal guarantee spends, and {rules.chain} has none, or several")
+        if self.epsilon is not None and self.buffers == "share":
+            raise ValueError(
+                "epsilon covers no buffers that leave undefended: let buffers be 'withhold', or leave it out"
+            )
         return self
 
     @cached_property
@@ -105,6 +110,11 @@ class Policy:
         """
         if self.apps and app not in self.apps:
             return f"the site's policy does not allow the app {app!r:.80}"
+        if self.buffers == "withhold" and run_config.get("protect-buffers") == "share":
+            return "the run asks for the buffers, which the site's policy withholds"
+        wanted = {name.strip() for name in str(run_config.get("protect-metrics", "")).split(",")} - {""}
+        if not wanted <= set(self.metrics):
+            return "the run asks for metrics that the site's policy does not let out"
         told = run_config.get("defense")
         if told is None:
             return None
@@ -130,5 +140,8 @@ def _weaker(one: Defense, other: Defense) -> bool:
     return mine < theirs if strength.stronger == "up" else mine > theirs
 
 
-def _formal(defense: Defense) -> bool:
-    return defense.guarantee(Exposure(parameters=1, rounds=1, steps_per_round=1, sampling_rate=1.0)).formal
+def _counted(chain: Chain) -> bool:
+    """Whether a ledger can say what updates under a chain spend together."""
+    ledger = Ledger(Exposure(parameters=1, rounds=0, steps_per_round=1, sampling_rate=1.0, seeded=False))
+    ledger.spend(0, Release(chain))
+    return ledger.statement().epsilon is not None

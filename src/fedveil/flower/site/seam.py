@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from flwr.app import Message
-from flwr.common.config import get_fused_config_from_fab
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
     get_object_tree,
@@ -99,7 +98,7 @@ class Seam:
         def bundle(fab_hash: str, run_id: int) -> Any:
             fab = get_fab(fab_hash, run_id)
             run = runs[-1]
-            why = self._gate.policy.refuse(get_fused_config_from_fab(fab.content, run), str(run.fab_id))
+            why = self._gate.refuses(fab.content, run)
             if why:
                 raise _Refused(why)
             return fab

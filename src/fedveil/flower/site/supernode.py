@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedveil.errors import FedveilError
-from fedveil.flower.launch import QUIET
+from fedveil.flower.launch import QUIET, past_proxies
 from fedveil.flower.records import PARTITION
 from fedveil.flower.site.policy import Policy
 
 
 def run_supernode(policy_file: Path, arguments: Sequence[str]) -> None:
     """Run a SuperNode in this process until it is stopped. `arguments` are those of `flower-supernode`."""
-    os.environ.update(QUIET)  # for the programs that Flower starts
+    os.environ.update(QUIET | past_proxies())  # for the programs that Flower starts
     programs = str(Path(sys.executable).parent)
     os.environ["PATH"] = os.pathsep.join([programs, os.environ.get("PATH", os.defpath)])
     policy = Policy.load(policy_file)
