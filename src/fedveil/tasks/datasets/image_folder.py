@@ -30,8 +30,8 @@ class ImageFolder(DataSet):
     """Your own pictures: path=FOLDER with CLASS/picture, train/CLASS/picture, or the layout of (Tiny-)ImageNet.
 
     If there is a folder val and none named test, val is the test part. If there is neither, every fifth picture of each
-    class is. Tiny-ImageNet's folder val can stand alone, too. Pictures are read when they are needed: the short side resized to `size`, the middle cut out. Channel
-    statistics are those of at most 1,024 training pictures.
+    class is. Tiny-ImageNet's folder val can stand alone, too. Pictures are read when they are needed: the short side
+    resized to `size`, the middle cut out. Channel statistics are those of at most 1,024 training pictures.
     """
 
     path: str  # folder of the pictures, from the working folder or from the data root
