@@ -20,7 +20,9 @@ def summary(outcome: Outcome) -> list[str]:
         for column in outcome.heads:
             told += [f"{where}{sentence}" for sentence in _column(outcome, outcome.of(group, column), column)]
         told += [f"{where}{sentence}" for sentence in _overturned(outcome, group)]
-    return told or ["Nothing was run yet: there is nothing to say."]
+    if all(value.ours is None for value in outcome.values):
+        return ["There is no number yet: nothing can be said."]
+    return told
 
 
 def order(values: Sequence[Value]) -> Estimate | None:
