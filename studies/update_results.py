@@ -1,15 +1,16 @@
 """Write the tables of RESULTS.md anew from a store; the words around them stay.
 
-    python studies/update_results.py --store FOLDER
+    python studies/update_results.py --store FOLDER [STUDY ...]
 
-Between `<!-- fedcrap/table2 -->` and `<!-- end -->` stands what `fedveil study export` says of that study at desk scale.
-A study of which the store has nothing keeps its table.
+Between `<!-- fedcrap/table2 -->` and `<!-- end -->` stands what `fedveil study export` says of it at desk scale. A
+study of which the store has nothing keeps its table. Without names, all studies are looked up.
 """
 
 from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from fedveil.cli.study import exported
@@ -18,7 +19,7 @@ from fedveil.study.rooms import IndexedStore
 from fedveil.study.studying import find_study, illustrated, plan_study
 
 RESULTS = Path(__file__).parent / "RESULTS.md"
-BLOCK = re.compile(r"(?<=<!-- )(?P<name>[\w/-]+) -->\n.*?(?=<!-- end -->)", re.DOTALL)
+BLOCK = re.compile(r"(?<=<!-- )(?P<name>[\w-]+/[\w-]+) -->\n.*?(?=<!-- end -->)", re.DOTALL)
 
 
 def table(name: str, store: IndexedStore) -> str | None:
@@ -30,11 +31,11 @@ def table(name: str, store: IndexedStore) -> str | None:
     return re.sub(r"\A### .*\n\n", "", made)  # the section has a title of its own
 
 
-def renewed(text: str, store: IndexedStore) -> str:
-    """The text of RESULTS.md with its tables as the store has them."""
+def renewed(text: str, store: IndexedStore, names: Sequence[str] = ()) -> str:
+    """The text of RESULTS.md with its tables, or those of some studies, as the store has them."""
 
     def block(found: re.Match[str]) -> str:
-        made = table(found["name"], store)
+        made = table(found["name"], store) if not names or found["name"] in names else None
         return found[0] if made is None else f"{found['name']} -->\n\n{made}\n"
 
     return BLOCK.sub(block, text)
@@ -43,4 +44,7 @@ def renewed(text: str, store: IndexedStore) -> str:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--store", type=Path, required=True)
-    write_atomically(RESULTS, renewed(RESULTS.read_text(encoding="utf-8"), IndexedStore(parser.parse_args().store)).encode())
+    parser.add_argument("studies", nargs="*", metavar="STUDY")
+    asked = parser.parse_args()
+    text = renewed(RESULTS.read_text(encoding="utf-8"), IndexedStore(asked.store), asked.studies)
+    write_atomically(RESULTS, text.encode())
