@@ -211,7 +211,7 @@ def test_on_a_local_ray_it_comes_to_the_same(whole: Outcome, table: Path, tmp_pa
     pytest.importorskip("ray")
     store = tmp_path / "store"
     asked = ("study", "run", table, "--scale", "smoke", "--store", store)
-    said = run_program(*asked, "--on", "ray", cwd=tmp_path, RAY_USAGE_STATS_ENABLED="0")
+    said = run_program(*asked, "--on", "ray", cwd=tmp_path)
     assert said.code == 0, said.err
     assert "[3/3]" in said.err
     kept = IndexedStore(store)
