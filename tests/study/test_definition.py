@@ -56,6 +56,25 @@ def test_a_file_goes_over_the_one_that_it_is_based_on(tmp_path: Path) -> None:
     assert [column.head for column in study.columns] == ["PSNR"]
 
 
+def test_a_scale_goes_over_that_of_the_base_key_by_key(tmp_path: Path) -> None:
+    below = """
+[scale.desk]
+"task.limit" = 100
+"federation.rounds" = 9
+[scale.desk.groups.digits]
+"audit.victims" = 2
+"federation.rounds" = 8
+"""
+    cuts = read(tmp_path, base=BASE + below).at_scale("desk")[1]
+    assert cuts == [
+        "task.limit = 100",
+        "federation.rounds = 3",
+        "digits: audit.victims = 2",
+        "digits: federation.rounds = 2",
+        "1 of 2 seeds",
+    ]
+
+
 def test_scales_change_the_audits_and_say_how(tmp_path: Path) -> None:
     paper, none = read(tmp_path).at_scale("paper")
     desk, cuts = read(tmp_path).at_scale("desk")

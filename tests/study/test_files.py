@@ -12,7 +12,7 @@ import pytest
 
 from fedveil.study.definition import SCALES, Study
 from fedveil.study.rooms import IndexedStore
-from fedveil.study.studying import list_studies, plan_study, run_study
+from fedveil.study.studying import check_metrics, list_studies, plan_study, run_study
 from fedveil.workers import Workers
 from pages import ROOT
 
@@ -106,3 +106,9 @@ def test_the_smallest_scale_runs_without_any_data_set(name: str, tmp_path: Path)
     left = {value.metric for value in outcome.values if value.ours is None and " protects " not in value.missing}
     assert left <= {"lpips", "kl", "feature_mse"}
     assert any(value.ours is not None for value in outcome.values)
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_column_is_measured(name: str) -> None:
+    for scale in SCALES:
+        check_metrics(Study.read(STUDIES[name]).at_scale(scale)[0])

@@ -132,6 +132,19 @@ def test_a_metric_of_other_data_is_refused_before_anything_is_run(table: Path, t
     assert "rouge1 does not apply to pictures" in said.err.strip().splitlines()[-1]
 
 
+@pytest.mark.parametrize(
+    "metric, setting", [("lpips", "audit.lpips"), ("kl", "audit.reference"), ("local", "federation.local_utility")]
+)
+def test_a_metric_that_nothing_would_measure_is_refused(
+    metric: str, setting: str, table: Path, tmp_path: Path, fedveil
+) -> None:
+    text = TABLE.replace('"lpips"', f'"{metric}"').replace("[[rows]]", '[audit]\nreference = "none"\n[[rows]]', 1)
+    table.write_text(text, encoding="utf-8")
+    said = fedveil("study", "run", str(table), "--store", str(tmp_path / "store"))
+    assert said.code == 2
+    assert f"{metric} is only measured where {setting} is set" in said.err.strip().splitlines()[-1]
+
+
 def test_a_damaged_index_is_one_line_and_can_be_removed(whole: Outcome, table: Path, tmp_path: Path, fedveil) -> None:
     store = tmp_path / "store"
     run(table, IndexedStore(store))
@@ -198,7 +211,7 @@ def test_on_a_local_ray_it_comes_to_the_same(whole: Outcome, table: Path, tmp_pa
     pytest.importorskip("ray")
     store = tmp_path / "store"
     asked = ("study", "run", table, "--scale", "smoke", "--store", store)
-    said = run_program(*asked, "--on", "ray", cwd=tmp_path, RAY_USAGE_STATS_ENABLED="0")
+    said = run_program(*asked, "--on", "ray", cwd=tmp_path)
     assert said.code == 0, said.err
     assert "[3/3]" in said.err
     kept = IndexedStore(store)

@@ -33,6 +33,9 @@ def test_the_published_order_holds_is_reversed_or_undecided() -> None:
     assert "the published order holds (Kendall's τ 1.00" in summary(outcome(*SAME))[0]
     turned = [each.model_copy(update={"published": str(-float(each.published))}) for each in SAME]
     assert "the order is reversed (Kendall's τ -1.00" in summary(outcome(*turned))[0]
+    swapped = ["10", "20", "40", "30"]
+    partly = [each.model_copy(update={"published": printed}) for each, printed in zip(SAME, swapped, strict=True)]
+    assert "the published order holds in part (Kendall's τ 0.67" in summary(outcome(*partly))[0]
     noisy = [each.model_copy(update={"ours": near(each.ours.mean, 20.0)}) for each in SAME if each.ours]
     told = summary(outcome(*noisy))
     assert "undecided" in told[0]

@@ -77,6 +77,17 @@ def test_tiny_imagenets_layout(tmp_path: Path) -> None:
     assert data.test.labels.tolist() == [1, 0, 1, 0]
 
 
+def test_tiny_imagenets_validation_part_alone(tmp_path: Path) -> None:
+    val = tiny(tmp_path) / "val"
+    fill(val / "images", 12, 60, suffix="JPEG")
+    lines = [f"{n:03d}.JPEG\tn0{2 - n % 2}\t0\t0\t62\t62\n" for n in range(12)]
+    (val / "val_annotations.txt").write_text("".join(lines))
+    data = load(val)
+    assert data.class_names == ("n01", "n02")
+    assert data.train.labels.tolist() == [1, 0, 1, 0, 1, 0, 1, 0, 1, 0]
+    assert data.test.labels.tolist() == [1, 0]
+
+
 @pytest.mark.parametrize(
     "line", ["gone.JPEG\tn01", "000.JPEG", "../../train/n01/images/000.JPEG\tn01", "000.JPEG\tn09"]
 )

@@ -74,7 +74,10 @@ class Workshop:
         if beside is not None and beside.experiment.audit.tools == experiment.audit.tools:
             equipped, judges = beside.modality, beside.judges
         else:
-            equipped, judges = kind.equipped(task, experiment.audit.tools)
+            tools = experiment.audit.tools
+            if sketched and tools.get("reference") == "trained":
+                tools = {**tools, "reference": "sketched"}
+            equipped, judges = kind.equipped(task, tools)
         case = Case(
             name=f"{task.name}, {task.model_name}",
             public=Public(task.model, task.loss, equipped.layout(task.shape), task.classes, task.target),

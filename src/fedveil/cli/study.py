@@ -64,6 +64,7 @@ def _run(
 ) -> None:
     """Run a study, from where it stopped if it did; tell the plan first."""
     from fedveil.cli.display import Display
+    from fedveil.cli.live_table import live
     from fedveil.study.studying import run_study
     from fedveil.workers import Workers
 
@@ -80,11 +81,16 @@ def _run(
             told += [f"  left empty: {cell} ({why})" for cell, why in plan.missing.items()]
             print(*told, plan.estimates.told, sep="\n", file=sys.stderr, flush=True)
         counter = Counter(plan.seconds, quiet)
-        if on is not None:
-            from fedveil.study.on_ray import run_on_ray
+        table = live(plan, kept, counter, quiet=quiet)
+        try:
+            if on is not None:
+                from fedveil.study.on_ray import run_on_ray
 
-            run_on_ray(plan.grid, kept, on, counter)
-        outcome = run_study(plan, kept, pool, done=None if on is not None else counter)
+                run_on_ray(plan.grid, kept, on, table or counter)
+            outcome = run_study(plan, kept, pool, done=None if on is not None else table or counter)
+        finally:
+            if table is not None:
+                table.clear()
     _show(outcome, plan, kept)
 
 

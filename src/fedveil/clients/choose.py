@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -52,6 +53,7 @@ STACKED_OWN = Speed(2.2e10, 1.5e-4)
 LARGE_LOOP = Speed(1.6e11, 4.5e-5)
 EVALUATED = Speed(4.5e10, 1.5e-5)
 BACKWARD = 3  # a gradient costs three forward passes
+TRIES, TRIED_SECONDS = 6, 0.5  # of a gradient, to see how fast the machine is
 
 
 @dataclass(frozen=True)
@@ -197,6 +199,21 @@ def gradient_seconds(model: nn.Module, sample: tuple[Inputs, Tensor], gradients:
     """Estimated seconds for n gradients on one core, from their counted arithmetic: the same on a busy machine."""
     forward = _forward(model, sample)
     return gradients * _gradient(forward, LOOP if forward.operations < LARGE else LARGE_LOOP)
+
+
+def pace(engine: Engine, sample: tuple[Inputs, Tensor]) -> float:
+    """How many times as long as counted this machine takes for a gradient now. For forecasts: choices go by the count.
+
+    The least of a few tries, after one that does not count; in the processor's time, which other programs do not take.
+    """
+    alone = engine.again("loop")
+    step = _one_step(alone, 1, _Work(sample, 1, one_copy=False))
+    tries = list[float]()
+    while len(tries) < TRIES and sum(tries) < TRIED_SECONDS:
+        start, busy = time.perf_counter(), time.process_time()
+        alone.gradient(*step)
+        tries.append(min(time.perf_counter() - start, time.process_time() - busy))  # several threads: by the clock
+    return min(tries[1:] or tries) / gradient_seconds(engine.model, sample, 1)
 
 
 def evaluation_seconds(model: nn.Module, few: Inputs, examples: int, at_once: int) -> float:

@@ -92,8 +92,8 @@ class Pictures(Modality):
         from fedveil.leakage.reference import reference
 
         made, words = replace(self, normalization=pixel_map(task)), []
-        if tools.get("reference") == "trained" and task.classes is not None:
-            classifier = reference(task)
+        if tools.get("reference") in ("trained", "sketched") and task.classes is not None:
+            classifier = reference(task, sketched=tools["reference"] == "sketched")
             made = replace(made, reference=classifier)
             words.append(
                 f"The reference classifier is ours: a small network trained on {classifier.examples:,} images of the "

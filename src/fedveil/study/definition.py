@@ -351,7 +351,7 @@ def _put(data: dict[str, Any], key: str, value: Any) -> None:
 
 
 def _with_base(path: Path, depth: int = 0) -> dict[str, Any]:
-    """A file over the one that it is based on. Sections are put together, all else is replaced."""
+    """A file over the one that it is based on. Sections and scales are put together, all else is replaced."""
     if depth > 4:
         raise FedveilError(f"{path}: files are based on each other in a circle, or too deeply")
     found = read_toml(path)
@@ -361,10 +361,15 @@ def _with_base(path: Path, depth: int = 0) -> dict[str, Any]:
     if not isinstance(base, str):
         raise FedveilError(f"{path}: base must be the name of a file (got {base!r:.40})")
     below = _with_base(path.parent / base, depth + 1)
-    for key, value in found.items():
-        both = isinstance(value, Mapping) and isinstance(below.get(key), Mapping)
-        below[key] = {**below[key], **value} if both and key != "published" else value
-    return below
+    found |= {key: _over(below.get(key), found[key]) for key in (*SECTIONS, "scale") if key in found}
+    return below | found
+
+
+def _over(below: Any, value: Any) -> Any:
+    """A value over that of the base: tables are put together key by key, also those within them."""
+    if not (isinstance(value, Mapping) and isinstance(below, Mapping)):
+        return value
+    return {**below, **{key: _over(below.get(key), each) for key, each in value.items()}}
 
 
 def _every_defense(strengths: int, spelled: Mapping[str, Any]) -> list[dict[str, str]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -15,10 +14,9 @@ from fedveil.auditing.lineup import stand_in
 from fedveil.auditing.roles import Role
 from fedveil.auditing.training import run_key
 from fedveil.auditing.workshop import Workshop
-from fedveil.clients.choose import gradient_seconds
+from fedveil.clients.choose import pace
 from fedveil.defenses.chain import Chain
-from fedveil.federation.prepare import run_seconds
-from fedveil.federation.rehearsal import FEW, sketched_step
+from fedveil.federation.prepare import run_seconds, sample_of
 from fedveil.study.rooms import IndexedStore, Rooms, name_result, named_result, result_key
 from fedveil.workers import Workers
 
@@ -45,7 +43,7 @@ class Estimates:
     kept: int = 0  # whole results
     kinds: set[str] = field(default_factory=set)  # of data, of the audits that were opened
     _rooms: Rooms = field(init=False)
-    _pace: dict[int, tuple[float, float]] = field(default_factory=dict)
+    _pace: dict[int, float] = field(default_factory=dict)
     _counted: dict[Hashable, float] = field(default_factory=dict)
     _opened: dict[str, list[Planned]] = field(default_factory=dict)  # by the settings without the seed
 
@@ -67,8 +65,9 @@ class Estimates:
             shop = self._rooms.open(experiment)
             self.kinds.add(shop.modality.name)
             key = result_key(shop)
-            name_result(self.store, experiment, key)
             whole = self.store.holds("result", key)
+            if whole:  # else its key may be another: what a forecast opens has not trained its judges
+                name_result(self.store, experiment, key)
             planned = self._planned(shop, key, whole)
             self._opened[_seedless(experiment)] = [replace(each, kept=False) for each in planned]
         self.results += 1
@@ -80,29 +79,28 @@ class Estimates:
     def _planned(self, shop: Workshop, key: str, whole: bool) -> list[Planned]:
         asked = [each for each in self.store.index.asked(key) if self.store.holds(each.stage, each.key)]  # type: ignore[arg-type]
         attacked = sum(each.stage == "attack" for each in asked)
-        found, pace = [], self._calibrated(shop)
+        found, machine = [], self._pace_of(shop)
+        # A defense is tried on two examples: how many passes it asks for tells how much slower it trains.
+        slower = max((shop.defended.passes or 1) / (shop.plain.passes or 1), 1.0)
         training = self._once(("training", id(shop.task)), lambda: run_seconds(shop.task, shop.experiment.federation))
         for prepared in (shop.plain, shop.defended) if shop.experiment.trains else ():
             run = run_key(shop, prepared)
-            slower = pace[1] if prepared.plan.chain.defenses else 1.0
-            found.append(Planned(f"train {run}", pace[0] * slower * training, whole or self.store.holds("train", run)))
+            seconds = machine * training * (slower if prepared.plan.chain.defenses else 1.0)
+            found.append(Planned(f"train {run}", seconds, whole or self.store.holds("train", run)))
         for attack in shop.lineup.attacks:
             for name, seconds in self._roles(shop, attack, key):
-                found.append(Planned(name, pace[0] * seconds, whole or attacked > 0))
+                found.append(Planned(name, machine * seconds, whole or attacked > 0))
                 attacked -= 1
         return found
 
-    def _calibrated(self, shop: Workshop) -> tuple[float, float]:
-        """How much slower than counted this machine takes a gradient now, and how much slower the defense makes it."""
-        plain = self._pace.get(id(shop.task))
-        if plain is None:
-            plain = self._pace[id(shop.task)] = _paced(shop)
-        step, counted = plain
-        low, high = EXTREMES
-        machine = min(max(step / counted, low), high)
-        if not shop.experiment.defense:
-            return machine, 1.0
-        return machine, max((shop.defended.passes or 1) / (shop.plain.passes or 1), 1.0)
+    def _pace_of(self, shop: Workshop) -> float:
+        """How many times as long as counted this machine takes now."""
+        name = id(shop.task)
+        if name not in self._pace:
+            sample = sample_of(shop.task, shop.experiment.federation, shop.plain.device)
+            low, high = EXTREMES
+            self._pace[name] = min(max(pace(shop.plain.engine, sample), low), high)
+        return self._pace[name]
 
     def _roles(self, shop: Workshop, attack: Attack, result: str) -> Sequence[tuple[str, float]]:
         """Names and counted seconds of all roles of an attack in all rounds."""
@@ -161,11 +159,3 @@ def _work_seconds(attack: Attack, scene: Scene) -> float:
 
 def _seedless(experiment: Experiment) -> str:
     return json.dumps({**experiment.described(), "seed": 0}, default=str, sort_keys=True)
-
-
-def _paced(shop: Workshop) -> tuple[float, float]:
-    """What a gradient of a few examples takes now, and should take by counting its arithmetic."""
-    sample = shop.task.train.batch(shop.task.clients[0][:FEW])
-    start = time.perf_counter()
-    sketched_step(shop.plain)
-    return time.perf_counter() - start, gradient_seconds(shop.task.model, sample, 1)

@@ -21,6 +21,12 @@ from fedveil.study.running import Cell, Grid, audited
 from fedveil.workers import Workers
 
 HOME = Path("studies")  # where the papers' tables are
+# Metrics that are measured only if a setting asks for it.
+NEEDS = {
+    "lpips": "audit.lpips",
+    **dict.fromkeys(("kl", "feature_mse", "logit_mse"), "audit.reference"),
+    "local": "federation.local_utility",
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,6 +68,7 @@ def plan_study(path: Path, scale: str, store: IndexedStore, command: str = "") -
     scaled, _ = study.at_scale(scale)
     try:
         cells = list(scaled.cells().values())
+        check_metrics(scaled)
     except FedveilError as error:
         raise FedveilError(f"{path}: {error}") from None
     missing, estimates, seconds = dict[str, str](), Estimates(store), dict[str, float]()
@@ -78,6 +85,20 @@ def plan_study(path: Path, scale: str, store: IndexedStore, command: str = "") -
         if estimates.kinds and not any(applies(metric, kind) for kind in estimates.kinds):
             raise FedveilError(f"{path}: {metric} does not apply to {' or '.join(sorted(estimates.kinds))}")
     return StudyPlan(scaled, Grid(study_name(path, scale), usable, command), missing, estimates, seconds)
+
+
+def check_metrics(scaled: Scaled) -> None:
+    """Refuse a metric that no audit would measure. The smallest scale leaves out what takes long."""
+    if scaled.scale == "smoke":
+        return
+    cells = scaled.cells()
+    for group, row, column in scaled.places():
+        metric = row.metric or column.metric
+        if metric in NEEDS:
+            section, _, name = NEEDS[metric].partition(".")
+            experiment = cells[scaled.cell_name(group, row, column, scaled.seeds[0])].experiment
+            if getattr(getattr(experiment, section), name) in ("none", 0):
+                raise FedveilError(f"{column.head or row.name}: {metric} is only measured where {NEEDS[metric]} is set")
 
 
 def run_study(

@@ -75,7 +75,8 @@ def as_markdown(table: Table) -> str:
             lines.append(_piped([f"**{table.groups[number]}**", *[""] * (len(table.heads) - 1)]))
         lines.append(_piped(row))
     head = [f"### {table.title}", ""] if table.title else []
-    return "\n".join([*head, *lines, *(["", *table.notes] if table.notes else [])]) + "\n"
+    notes = [f"\n{note}" for note in table.notes if note]  # a paragraph each
+    return "\n".join([*head, *lines, *notes]) + "\n"
 
 
 def as_latex(table: Table) -> str:

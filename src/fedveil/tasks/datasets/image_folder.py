@@ -30,8 +30,8 @@ class ImageFolder(DataSet):
     """Your own pictures: path=FOLDER with CLASS/picture, train/CLASS/picture, or the layout of (Tiny-)ImageNet.
 
     If there is a folder val and none named test, val is the test part. If there is neither, every fifth picture of each
-    class is. Pictures are read when they are needed: the short side resized to `size`, the middle cut out. Channel
-    statistics are those of at most 1,024 training pictures.
+    class is. Tiny-ImageNet's folder val can stand alone, too. Pictures are read when they are needed: the short side
+    resized to `size`, the middle cut out. Channel statistics are those of at most 1,024 training pictures.
     """
 
     path: str  # folder of the pictures, from the working folder or from the data root
@@ -80,11 +80,12 @@ Pictures = list[tuple[str, str]]  # path below the top folder, class
 def _parts(top: Path) -> tuple[Pictures, Pictures | None, Pictures]:
     """Training, validation and test part, as the folders have them."""
     if not (top / "train").is_dir():
-        train, test = _held_out(list(_classes(top, "")))
+        annotated = (top / ANNOTATIONS).is_file()  # Tiny-ImageNet's folder val alone
+        train, test = _held_out(list(_annotated(top, "") if annotated else _classes(top, "")))
         return train, None, test
     train = list(_classes(top, "train"))
     if (top / "val" / ANNOTATIONS).is_file():  # the test part of Tiny-ImageNet has no labels
-        return train, None, list(_annotated(top))
+        return train, None, list(_annotated(top, "val/"))
     found = {part: list(_classes(top, part)) for part in ("val", "test") if (top / part).is_dir()}
     for part, pictures in (("train", train), *found.items()):
         if not pictures:
@@ -117,17 +118,17 @@ def _listed(folder: Path, *, folders: bool) -> list[str]:
         raise FedveilError(f"cannot read {folder}: {error.strerror}") from None
 
 
-def _annotated(top: Path) -> Iterator[tuple[str, str]]:
+def _annotated(top: Path, part: str) -> Iterator[tuple[str, str]]:
     """Tiny-ImageNet's validation part: lines of picture, class and a box, separated by tabs."""
-    path = top / "val" / ANNOTATIONS
+    path, pictures = top / f"{part}{ANNOTATIONS}", top / f"{part}images"
     if path.stat().st_size > ANNOTATIONS_LIMIT:
         raise FedveilError(f"{path}: larger than {ANNOTATIONS_LIMIT:,} bytes")
-    there = set(_listed(top / "val" / "images", folders=False)) if (top / "val" / "images").is_dir() else set()
+    there = set(_listed(pictures, folders=False)) if pictures.is_dir() else set()
     for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
         name, *rest = line.split("\t")
         if not rest or name not in there:
-            raise FedveilError(f"{path}, line {number}: expected a picture of {top / 'val' / 'images'}, a tab, a class")
-        yield f"val/images/{name}", rest[0]
+            raise FedveilError(f"{path}, line {number}: expected a picture of {pictures}, a tab, a class")
+        yield f"{part}images/{name}", rest[0]
 
 
 def _held_out(pictures: Pictures) -> tuple[Pictures, Pictures]:
