@@ -26,7 +26,7 @@ class LAMP(TextMatching):
     layer's own gradient is not used: where it is shared, token-rows reads it.
 
     `language` is "n-gram" or "small" (a small causal transformer), both trained on auxiliary sentences, "none", or the
-    folder or name of any causal model of the library transformers.
+    folder or name of any causal model of the library transformers, or a file of llama.cpp's (.gguf).
 
     Our reading: fewer steps and moves than published, for short sentences; `published` has those of the paper.
     """

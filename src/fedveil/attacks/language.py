@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ NONE, NGRAM, SMALL = "none", "n-gram", "small"
 TRAINED_HERE = (NGRAM, SMALL)  # on auxiliary sentences; any other name is that of a causal model
 STEPS, BATCH, RATE = 400, 32, 3e-3  # of the small model's training
 WIDTH, LAYERS, HEADS = 64, 2, 2
+PACKED = ".gguf"  # a model in one file, as llama.cpp has them
 
 
 class Language(Protocol):
@@ -101,16 +103,26 @@ class Pretrained:
 
     @classmethod
     def read(cls, name: str, form: TextForm) -> Pretrained:
-        """From a folder, or by a name that the library finds in its cache or on its hub."""
+        """From a folder or a file of llama.cpp, or by a name that the library finds in its cache or on its hub."""
         library = text_library("transformers")
-        folder = Path(name).expanduser()
-        where = str(folder) if folder.is_dir() else name
+        path = Path(name).expanduser()
+        where = str(path) if path.is_dir() else name
+        packed: dict[str, str] = {}
+        if path.suffix == PACKED:
+            if not path.is_file():
+                raise FedveilError(f"there is no file '{name}' of a causal language model")
+            _check_gguf()
+            where, packed = str(path.parent), {"gguf_file": path.name}
+        elif path.is_dir() and not (path / "config.json").is_file():
+            raise FedveilError(f"no causal language model in '{name}': it has no config.json")
+        text_library("transformers.utils.logging").disable_progress_bar()
         try:
-            tokenizer = library.AutoTokenizer.from_pretrained(where)
-            network = library.AutoModelForCausalLM.from_pretrained(where, use_safetensors=True)
+            tokenizer = library.AutoTokenizer.from_pretrained(where, **packed)
+            network = library.AutoModelForCausalLM.from_pretrained(where, **(packed or {"use_safetensors": True}))
         except Exception as error:  # whatever the library finds wrong
             raise FedveilError(f"no causal language model '{name}': {one_line(error, typed=True)}") from None
-        return cls(network.float().eval(), tokenizer, form)
+        # What was packed comes in single precision, and refuses to be asked for it.
+        return cls((network if packed else network.float()).eval(), tokenizer, form)
 
     @torch.no_grad()
     def nats(self, tokens: Tensor) -> Tensor:
@@ -123,6 +135,13 @@ class Pretrained:
         losses = functional.cross_entropy(scores[:, :-1].transpose(1, 2), rows[:, 1:], reduction="none") * there[:, 1:]
         means = losses.sum(1) / there[:, 1:].sum(1).clamp_min(1)
         return means.reshape(tokens.shape[:-1]).mean(-1)
+
+
+def _check_gguf() -> None:
+    try:
+        importlib.import_module("gguf")
+    except ImportError:
+        raise FedveilError("a causal model in a file of llama.cpp needs the package gguf: pip install gguf") from None
 
 
 def padded(sentences: list[list[int]], first: int | None = None) -> tuple[Tensor, Tensor]:
