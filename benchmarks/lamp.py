@@ -132,8 +132,8 @@ def means(each: Table) -> Table:
         ["batch", "from", "sentences", "whole sentences", "ROUGE-2", "ROUGE-1", "s per sentence"],
         f"Sentences of {TOKENS[0]} to {TOKENS[-1]} tokens that no attack was tuned on, {ENCODER}; embeddings' "
         "gradients are not shared. Means in %, with 95 % intervals. `lamp` as it is (500 steps, n-gram model of "
-        "held-out sentences of CoLA), which is told labels and lengths. From noise in place of the update: what the language "
-        "prior gets alone. Seconds on a busy machine.",
+        "held-out sentences of CoLA), which is told labels and lengths. From noise in place of the update: what the "
+        "language prior gets alone. Seconds on a busy machine.",
     )
     for batch, given in dict.fromkeys((row[0], row[1]) for row in each.rows):
         rows = [row for row in each.rows if row[:2] == [batch, given]]
