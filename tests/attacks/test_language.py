@@ -10,9 +10,12 @@ import pytest
 import torch
 import transformers
 
-from attacks.texts import text_task
+from attacks.texts import text_scene, text_task
+from fedveil.attacks.lab import Lab
+from fedveil.attacks.lamp import LAMP
 from fedveil.attacks.language import language_of
 from fedveil.errors import FedveilError
+from fedveil.streams import Streams
 from fedveil.tasks.text_form import TextForm
 
 
@@ -74,3 +77,40 @@ def test_damaged_files_are_refused_in_a_line(tmp_path: Path) -> None:
     (path / "model.safetensors").write_bytes(b"nothing")
     with pytest.raises(FedveilError, match=r"^no causal language model '.*': [^\n]+$"):
         language_of(str(path), {}, form_of(tmp_path))
+
+
+def test_lines_of_a_file_make_an_n_gram_model(tmp_path: Path) -> None:
+    """Its tokens are the task's own, and no line is cut at the length of the task's sentences."""
+    task = text_task(tmp_path)
+    form, corpus = form_of(tmp_path), tmp_path / "corpus.txt"
+    lines = ["the river sank today", "a stone fell " * 20, "paper rose"]
+    corpus.write_text("\n\n".join(lines) + "\n", encoding="utf-8")
+    scene, _ = text_scene(task, [[0]])
+    attack = LAMP(language=str(corpus))
+    assert "auxiliary" not in attack.needs
+    assert attack.brings == f"an n-gram model of the text {corpus}"
+    fitted = attack.fit(Lab(scene.public, scene.updates, None, Streams.seeded(0, [0], "lab")))
+    assert fitted is not None
+    ids = [form.tokenizer.encode(line, add_special_tokens=False).ids for line in (lines[0], lines[2], "a stone fell")]
+    seen = {tuple(row) for row in fitted["triples"].tolist()}
+    assert all(tuple(own[at : at + 3]) in seen for own in ids for at in range(len(own) - 2))
+    assert int(fitted["counts"].max()) >= 19
+    language = language_of(str(corpus), fitted, form)
+    assert language is not None
+    own, other = (form.laid_out(form.tokenizer.encode(text).ids) for text in ("paper rose", "rose paper"))
+    assert language.nats(own[None, None]) < language.nats(other[None, None])
+
+
+def test_another_text_is_another_prior(tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("a stone fell\n", encoding="utf-8")
+    before = LAMP(language=str(corpus)).learning
+    corpus.write_text("a stone rose\n", encoding="utf-8")
+    assert LAMP(language=str(corpus)).learning != before
+
+
+def test_a_text_in_a_wrong_encoding_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    (tmp_path / "latin.txt").write_bytes("caf\xe9".encode("latin-1"))
+    scene, _ = text_scene(text_task(tmp_path), [[0]])
+    with pytest.raises(FedveilError, match="line 1 is not UTF-8 text"):
+        LAMP(language=str(tmp_path / "latin.txt")).check(scene)
