@@ -44,7 +44,7 @@ class TokenRows(Attack):
     """
 
     modalities: ClassVar[tuple[str, ...]] = ("sentences",)
-    revision: ClassVar[int] = 2  # weak rows are read through noise
+    revision: ClassVar[int] = 3  # weak rows are read through noise; of batches, embeddings that were moved
 
     options: Count = 16  # tokens, at most, that are tried at each place for each sentence of a batch
 
