@@ -107,6 +107,7 @@ def test_another_text_is_another_prior(tmp_path: Path) -> None:
     before = LAMP(language=str(corpus)).learning
     corpus.write_text("a stone rose\n", encoding="utf-8")
     assert LAMP(language=str(corpus)).learning != before
+    assert LAMP().learning == ["language", "n-gram"]
 
 
 def test_a_text_in_a_wrong_encoding_is_refused_before_anything_runs(tmp_path: Path) -> None:

@@ -102,7 +102,8 @@ class TextMatching(GradientMatching):
     def learning(self) -> list[Any]:
         """Only the language prior is learned."""
         name = self.language_name
-        return ["language", name, *([sha256(Path(name).expanduser().read_bytes()).hexdigest()] * is_corpus(name))]
+        text = [sha256(Path(name).expanduser().read_bytes()).hexdigest()] if is_corpus(name) else []
+        return ["language", name, *text]
 
     def fit(self, lab: Lab) -> dict[str, Tensor] | None:
         """Train the language prior on auxiliary sentences, or on the text that was named."""
