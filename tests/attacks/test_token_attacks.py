@@ -88,6 +88,28 @@ def test_rows_that_do_not_stand_out_of_the_noise_are_matched_to_places(tmp_path:
     assert read.sentence() == tuple(sentence)
 
 
+def test_rows_with_holes_are_compared_where_both_are_known(tmp_path: Path) -> None:
+    """Half of all entries are not there, others in every row; tokens that are repeated are found, too."""
+    task = text_task(tmp_path)
+    form = task.text
+    assert form is not None
+    (first,), (last,) = form.ends
+    draw = torch.Generator().manual_seed(0)
+    for sentence in ([first, 40, 51, 62, 84, 73, last], [first, 40, 51, 40, 62, 51, last]):
+        rows = torch.randn(len(sentence), 64, generator=draw, dtype=torch.float64)
+        table = torch.zeros(form.entries, 64, dtype=torch.float64)
+        places = torch.zeros(form.length, 64, dtype=torch.float64)
+        places[: len(sentence)] = rows
+        table.index_add_(0, torch.tensor(sentence), rows)
+        there = {
+            name: torch.rand(each.shape, generator=draw) > 0.5 for name, each in zip("tp", (table, places), strict=True)
+        }
+        sent = {"t": table * there["t"], "p": places * there["p"]}
+        tables = Tables("t", "p", form, 0)
+        known = {name: (each != 0).float() for name, each in sent.items()}
+        assert tables.read(sent, known).sentence() == tuple(sentence)
+
+
 def test_a_repeated_token_is_found_at_both_places_through_noise(tmp_path: Path) -> None:
     task = text_task(tmp_path, "tiny-transformer:width=192")
     rows = [tokens_of(task.train.batch([row])[0])[0] for row in range(len(task.train))]

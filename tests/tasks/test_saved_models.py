@@ -134,3 +134,10 @@ def test_what_does_not_fit_is_one_line_on_the_command_line(fedveil: Any, tmp_pat
     data = f"sentences:path={file},length={length}"
     chosen = ("--data", data, "--model", f"huggingface:weights={path}", "--rounds", "1", "--out", tmp_path / "out")
     refused(fedveil("train", *chosen), said)
+
+
+def test_a_saved_model_keeps_its_own_vocabulary(tmp_path: Path) -> None:
+    path = saved(tmp_path, "BertConfig", classes=True)
+    name = f"sentences:path={sentence_file(tmp_path)},length=16,vocabulary=300"
+    with pytest.raises(FedveilError, match="a saved model has a vocabulary of its own: leave vocabulary out"):
+        fv.task(name, model=f"huggingface:weights={path}")

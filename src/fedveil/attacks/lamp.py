@@ -25,8 +25,9 @@ class LAMP(TextMatching):
     the end; the best is kept by how it matches and by how likely its nearest tokens are as a sentence. The embedding
     layer's own gradient is not used: where it is shared, token-rows reads it.
 
-    `language` is "n-gram" or "small" (a small causal transformer), both trained on auxiliary sentences, "none", or the
-    folder or name of any causal model of the library transformers.
+    `language` is "n-gram" or "small" (a small causal transformer), both trained on auxiliary sentences, "none", a file
+    of text (an n-gram model of its lines), the folder or name of any causal model of the library transformers, or a
+    file of llama.cpp's (.gguf).
 
     Our reading: fewer steps and moves than published, for short sentences; `published` has those of the paper.
     """
@@ -41,7 +42,7 @@ class LAMP(TextMatching):
     moves: RepeatsOrZero = 60  # rearrangements that are looked at together
     match: MatchName = "layer-cosine"  # L_cos in the paper; l1-l2: L_tag
     norm: NonNegative = 1.0  # α_reg in the paper: weight of the prior on the length of embeddings
-    language: str = NGRAM  # n-gram, small, none, or a causal model
+    language: str = NGRAM  # n-gram, small, none, a file of text, or a causal model
     fluency: NonNegative = 0.2  # α_lm in the paper: weight of the language prior
     restarts: Count = 1  # tries; the one with the lowest final cost wins
     labels: LabelsFrom = "known"  # told, read off the update (idlg: of a batch of one), or optimized

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import importlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,14 +16,16 @@ from fedveil.attacks.lab import Lab
 from fedveil.attacks.ngram import KneserNey
 from fedveil.errors import FedveilError, one_line
 from fedveil.streams import Streams
+from fedveil.tasks.formats.lines import read_lines
 from fedveil.tasks.models.tiny_transformer import TinyNetwork
 from fedveil.tasks.text_form import TextForm, tokens_of
 from fedveil.tasks.vocabulary import text_library
 
 NONE, NGRAM, SMALL = "none", "n-gram", "small"
-TRAINED_HERE = (NGRAM, SMALL)  # on auxiliary sentences; any other name is that of a causal model
+TRAINED_HERE = (NGRAM, SMALL)  # on auxiliary sentences; any other name is that of a file or of a causal model
 STEPS, BATCH, RATE = 400, 32, 3e-3  # of the small model's training
 WIDTH, LAYERS, HEADS = 64, 2, 2
+PACKED = ".gguf"  # a model in one file, as llama.cpp has them
 
 
 class Language(Protocol):
@@ -33,13 +36,21 @@ class Language(Protocol):
         ...
 
 
+def is_corpus(name: str) -> bool:
+    """Whether this names a file of text, of which an n-gram model is made."""
+    path = Path(name).expanduser()
+    return name not in (NONE, *TRAINED_HERE) and path.suffix != PACKED and path.is_file()
+
+
 def learned(name: str, lab: Lab) -> dict[str, Tensor]:
-    """What a prior that is trained here learns from auxiliary sentences, as tensors."""
+    """What a prior learns from auxiliary sentences, or from the lines of a file, as tensors."""
     form = lab.public.layout.text
-    if name not in TRAINED_HERE:
+    if name not in TRAINED_HERE and not is_corpus(name):
         return {}
     if form is None:
         raise FedveilError("a language prior is trained on sentences, and this is no text")
+    if is_corpus(name):
+        return KneserNey.trained(in_tokens(read_lines(Path(name).expanduser()), form), form.entries).tensors
     if lab.auxiliary is None or not len(lab.auxiliary):
         raise FedveilError(f"the language prior '{name}' is trained on auxiliary sentences, and there are none")
     sentences = [form.content(row) for row in tokens_of(lab.auxiliary.batch(range(len(lab.auxiliary)))[0])]
@@ -48,11 +59,20 @@ def learned(name: str, lab: Lab) -> dict[str, Tensor]:
     return trained_network(sentences, form, lab.streams)
 
 
+def in_tokens(lines: Sequence[str], form: TextForm) -> list[list[int]]:
+    """The lines of a text as a task's own tokens, none of which is cut."""
+    tokenizer = type(form.tokenizer).from_str(form.tokenizer.to_str())
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    found = tokenizer.encode_batch([line for line in lines if line.strip()], add_special_tokens=False)
+    return [list(each.ids) for each in found]
+
+
 def language_of(name: str, fitted: Mapping[str, Tensor], form: TextForm) -> Language | None:
     """The prior of this name, given what was learned."""
     if name == NONE:
         return None
-    if name == NGRAM:
+    if name == NGRAM or is_corpus(name):
         return OfNgrams(KneserNey.of(fitted, form.entries), form)
     if name == SMALL:
         network = _network(form)
@@ -101,16 +121,26 @@ class Pretrained:
 
     @classmethod
     def read(cls, name: str, form: TextForm) -> Pretrained:
-        """From a folder, or by a name that the library finds in its cache or on its hub."""
+        """From a folder or a file of llama.cpp, or by a name that the library finds in its cache or on its hub."""
         library = text_library("transformers")
-        folder = Path(name).expanduser()
-        where = str(folder) if folder.is_dir() else name
+        path = Path(name).expanduser()
+        where = str(path) if path.is_dir() else name
+        packed: dict[str, str] = {}
+        if path.suffix == PACKED:
+            if not path.is_file():
+                raise FedveilError(f"there is no file '{name}' of a causal language model")
+            _check_gguf()
+            where, packed = str(path.parent), {"gguf_file": path.name}
+        elif path.is_dir() and not (path / "config.json").is_file():
+            raise FedveilError(f"no causal language model in '{name}': it has no config.json")
+        text_library("transformers.utils.logging").disable_progress_bar()
         try:
-            tokenizer = library.AutoTokenizer.from_pretrained(where)
-            network = library.AutoModelForCausalLM.from_pretrained(where, use_safetensors=True)
+            tokenizer = library.AutoTokenizer.from_pretrained(where, **packed)
+            network = library.AutoModelForCausalLM.from_pretrained(where, **(packed or {"use_safetensors": True}))
         except Exception as error:  # whatever the library finds wrong
             raise FedveilError(f"no causal language model '{name}': {one_line(error, typed=True)}") from None
-        return cls(network.float().eval(), tokenizer, form)
+        # What was packed comes in single precision, and refuses to be asked for it.
+        return cls((network if packed else network.float()).eval(), tokenizer, form)
 
     @torch.no_grad()
     def nats(self, tokens: Tensor) -> Tensor:
@@ -123,6 +153,13 @@ class Pretrained:
         losses = functional.cross_entropy(scores[:, :-1].transpose(1, 2), rows[:, 1:], reduction="none") * there[:, 1:]
         means = losses.sum(1) / there[:, 1:].sum(1).clamp_min(1)
         return means.reshape(tokens.shape[:-1]).mean(-1)
+
+
+def _check_gguf() -> None:
+    try:
+        importlib.import_module("gguf")
+    except ImportError:
+        raise FedveilError("a causal model in a file of llama.cpp needs the package gguf: pip install gguf") from None
 
 
 def padded(sentences: list[list[int]], first: int | None = None) -> tuple[Tensor, Tensor]:

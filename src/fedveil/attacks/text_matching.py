@@ -5,6 +5,8 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -14,7 +16,7 @@ from fedveil.attacks.embedding_space import in_embeddings
 from fedveil.attacks.embeddings import EmbeddingNorm, Embeddings
 from fedveil.attacks.finding import Reconstruction
 from fedveil.attacks.lab import Lab
-from fedveil.attacks.language import NONE, TRAINED_HERE, language_of, learned
+from fedveil.attacks.language import NONE, TRAINED_HERE, is_corpus, language_of, learned
 from fedveil.attacks.match import MatchName
 from fedveil.attacks.matching import GradientMatching
 from fedveil.attacks.problem import Problem
@@ -25,6 +27,7 @@ from fedveil.attacks.sentence_lengths import read_lengths
 from fedveil.attacks.threat import ThreatModel
 from fedveil.errors import FedveilError
 from fedveil.fields import Count, Positive
+from fedveil.tasks.formats.lines import read_lines
 from fedveil.tasks.models.transformer import TextModel
 
 LengthsFrom = Literal["known", "read"]
@@ -79,8 +82,11 @@ class TextMatching(GradientMatching):
 
     @property
     def brings(self) -> str:
-        """A language model from elsewhere."""
-        return "" if self.language_name in (NONE, *TRAINED_HERE) else f"the language model {self.language_name}"
+        """A language model from elsewhere, or text to make one of."""
+        if self.language_name in (NONE, *TRAINED_HERE):
+            return ""
+        made = "an n-gram model of the text" if is_corpus(self.language_name) else "the language model"
+        return f"{made} {self.language_name}"
 
     @property
     def threat(self) -> ThreatModel:
@@ -95,10 +101,12 @@ class TextMatching(GradientMatching):
     @property
     def learning(self) -> list[Any]:
         """Only the language prior is learned."""
-        return ["language", self.language_name]
+        name = self.language_name
+        text = [sha256(Path(name).expanduser().read_bytes()).hexdigest()] if is_corpus(name) else []
+        return ["language", name, *text]
 
     def fit(self, lab: Lab) -> dict[str, Tensor] | None:
-        """Train the language prior on auxiliary sentences."""
+        """Train the language prior on auxiliary sentences, or on the text that was named."""
         return learned(self.language_name, lab) or None
 
     def check(self, scene: Scene) -> None:
@@ -108,6 +116,8 @@ class TextMatching(GradientMatching):
             raise FedveilError(f"{self.name} searches for embeddings of a text model, and this is none")
         if model.causal:
             raise FedveilError(f"{self.name} needs classes, and running text has none: use token-span")
+        if is_corpus(self.language_name):
+            read_lines(Path(self.language_name).expanduser())
         super().check(scene)
 
     def run(self, scene: Scene, fitted: Any = None) -> Reconstruction:
@@ -121,7 +131,7 @@ class TextMatching(GradientMatching):
         form = scene.public.layout.text
         assert form is not None
         language = None
-        if fitted is not None or self.language_name not in TRAINED_HERE:
+        if fitted is not None or not (self.language_name in TRAINED_HERE or is_corpus(self.language_name)):
             language = language_of(self.language_name, fitted or {}, form)
         return in_embeddings(Problem.of(scene), scene, self._lengths(scene), language)
 

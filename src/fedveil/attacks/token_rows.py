@@ -14,11 +14,19 @@ from torch.func import functional_call
 
 from fedveil.attacks.base import Attack, Work
 from fedveil.attacks.finding import Reconstruction
-from fedveil.attacks.noisy_rows import likeliest
+from fedveil.attacks.noisy_rows import Trust, likeliest
 from fedveil.attacks.scene import Public, Scene
 from fedveil.attacks.sentence_search import Options
 from fedveil.attacks.threat import ThreatModel
-from fedveil.attacks.token_span import Found, Victims, check_layers, finding, in_span, read_labels
+from fedveil.attacks.token_span import (
+    Found,
+    Victims,
+    check_layers,
+    finding,
+    in_span,
+    read_labels,
+    trust_of,
+)
 from fedveil.errors import FedveilError
 from fedveil.fields import Count, declared
 from fedveil.registry import attacks
@@ -44,7 +52,7 @@ class TokenRows(Attack):
     """
 
     modalities: ClassVar[tuple[str, ...]] = ("sentences",)
-    revision: ClassVar[int] = 2  # weak rows are read through noise
+    revision: ClassVar[int] = 3  # weak rows are read through noise; of batches, embeddings that were moved
 
     options: Count = 16  # tokens, at most, that are tried at each place for each sentence of a batch
 
@@ -72,7 +80,7 @@ class TokenRows(Attack):
         victims = Victims.of(scene) if scene.batch_size > 1 else None
         found = []
         for number in range(scene.count):
-            rows = tables.read(known.target.row(number))
+            rows = tables.read(known.target.row(number), trust_of(known.weight, number))
             if victims is None:
                 label = read_labels(scene.public, known.target.row(number), 1)[0]
                 found.append([Found(rows.sentence(), label, 0.0)])
@@ -118,17 +126,22 @@ class Tables:
             raise FedveilError("no gradient of embeddings of places is shared, by which tokens are put in order")
         return cls(tokens, places, form, public.model.first_place)
 
-    def read(self, gradient: Mapping[str, Tensor]) -> Rows:
-        """The rows of both tables in one gradient."""
-        table = gradient[self.tokens].double()
-        places = gradient[self.places][self.first : self.first + self.form.length].double()
+    def read(self, gradient: Mapping[str, Tensor], weight: Mapping[str, Tensor] | None = None) -> Rows:
+        """The rows of both tables in one gradient, whose entries are trusted by `weight`."""
+        some = slice(self.first, self.first + self.form.length)
+        table, places = gradient[self.tokens].double(), gradient[self.places][some].double()
         squares = table.square().sum(1)
         # Most tokens are not in a batch: the median row is noise.
         noise = float(squares.median()) / table.shape[1]
         spread = math.sqrt(2 / table.shape[1])
         tokens = (squares > noise * table.shape[1] * (1 + PRESENT * spread)).nonzero().flatten()
         noisy = noise * table.shape[1] > CLEAN * float(squares.max())
-        return Rows(table[tokens], tokens.tolist(), places, noise, self.form, table if noisy else None)
+        trust = None
+        if weight is not None:
+            most = max(float(weight[self.tokens].max()), float(weight[self.places][some].max()), 1e-30)
+            trust = weight[self.tokens].double() / most, weight[self.places][some].double() / most
+        every = table if noisy or trust is not None else None
+        return Rows(table[tokens], tokens.tolist(), places, noise, self.form, every, trust)
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,7 +153,8 @@ class Rows:
     of_places: Tensor  # (P, width)
     noise: float  # variance of an entry
     form: TextForm
-    every: Tensor | None = None  # the rows of the whole vocabulary, where noise may hide some that were used
+    every: Tensor | None = None  # the rows of the whole vocabulary, where they are no plain sums of those of places
+    trust: Trust | None = None  # in every entry of these and of the places' rows, where they are not trusted alike
 
     def stands_at(self) -> Tensor:
         """How much of each place's row is in each token's: (T, P), 1 where the one sentence has the token there."""
@@ -149,7 +163,7 @@ class Rows:
     def sentence(self) -> tuple[int, ...]:
         """The tokens of the one sentence in their order."""
         if self.every is not None:
-            return likeliest(self.every, self.of_places, self.noise, self.form)
+            return likeliest(self.every, self.of_places, self.noise, self.form, self.trust)
         if not self.tokens:
             return ()
         share = self.stands_at()

@@ -43,7 +43,7 @@ class TokenSpan(Attack):
 
     paper: ClassVar[str] = "Petrov et al., DAGER: Exact Gradient Inversion for Large Language Models (2024)"
     modalities: ClassVar[tuple[str, ...]] = ("sentences",)
-    revision: ClassVar[int] = 1
+    revision: ClassVar[int] = 2  # embeddings that a defense moved are looked for, too
 
     options: Count = 16  # tokens, at most, that are tried at each place for each sentence of a batch
 

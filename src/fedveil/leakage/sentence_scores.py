@@ -28,7 +28,7 @@ def score(sentences: Sentences, inputs: Tensor, truths: Truths) -> Scores:
     form = sentences.form
     wrong = ~torch.isfinite(inputs) | (inputs < NO_TOKEN) | (inputs >= form.entries)
     clean = inputs.float().masked_fill(wrong, NO_TOKEN)
-    found, order = _arranged(form, clean, truths.originals)
+    found, order = arranged(form, clean, truths.originals)
     victims = torch.arange(len(order)).unsqueeze(1)
     flat, true = found.flatten(0, 1), truths.originals.flatten(0, 1)
     values = compared(form, flat, true)
@@ -78,7 +78,7 @@ def likeness(one: Sequence[int], other: Sequence[int]) -> float:
     return (shared(Counter(one), Counter(other)) + shared(*pairs)) / 2
 
 
-def _arranged(form: TextForm, found: Tensor, true: Tensor) -> tuple[Tensor, Tensor]:
+def arranged(form: TextForm, found: Tensor, true: Tensor) -> tuple[Tensor, Tensor]:
     """The reconstructions of every batch in the order of the originals that they are most like, and that order."""
     orders = []
     for mine, theirs in zip(found, true, strict=True):

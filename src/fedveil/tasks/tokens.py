@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from fedveil.errors import FedveilError, one_line
+from fedveil.errors import FedveilError, one_line, printable, shortened
 from fedveil.tasks.datasets.text import LoadedText, TextPart
 from fedveil.tasks.examples import Examples
 from fedveil.tasks.fingerprint import Fingerprint, fingerprint
@@ -193,17 +193,21 @@ def _sentences(data: LoadedText, part: TextPart, vocabulary: Vocabulary, form: T
         found = _encoded(data, vocabulary, part.texts[start : start + AT_ONCE], ends=True)
         for index, encoding in enumerate(found, start):
             if not encoding.ids:
-                raise FedveilError(f"{data.name}: the tokenizer finds no tokens in {part.texts[index]!r:.60}")
+                raise FedveilError(f"{data.name}: the tokenizer finds no tokens in '{_quoted(part.texts[index])}'")
             sizes[index] = len(encoding.ids)
             ids[index, : len(encoding.ids)] = encoding.ids
             if encoding.overflowing and data.longer == "refuse":
                 size = len(encoding.ids) + sum(len(more.ids) for more in encoding.overflowing)
                 raise FedveilError(
-                    f"{data.name}: {part.texts[index]!r:.60} has about {size} tokens, more than length={data.length}: "
-                    "use a greater length, or longer=cut"
+                    f"{data.name}: '{_quoted(part.texts[index])}' has about {size} tokens, more than "
+                    f"length={data.length}: use a greater length, or longer=cut"
                 )
             cut += bool(encoding.overflowing)
     return TokenPart(ids, sizes, part.labels, form.width, form), cut
+
+
+def _quoted(text: str) -> str:
+    return shortened(printable(text), 60)
 
 
 def _encoded(data: LoadedText, vocabulary: Vocabulary, texts: Sequence[str], *, ends: bool) -> list[Any]:

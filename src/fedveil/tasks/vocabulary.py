@@ -55,8 +55,10 @@ def vocabulary_of(data: LoadedText, pieces: Pieces, size: int, saved: Path | Non
     Without either, one of at most `size` entries is trained on the training text.
     """
     folder = data.tokenizer
-    if folder is None and saved is not None and data.vocabulary is None and _there(saved):
-        folder = saved
+    if folder is None and saved is not None:
+        if data.vocabulary is not None:
+            raise FedveilError(f"{data.name}: a saved model has a vocabulary of its own: leave vocabulary out")
+        folder = saved if _there(saved) else None
     if folder is None:
         made = _trained(data.train.texts, pieces, data.vocabulary or size)
         return Vocabulary(made, trained=True, pad=_padding(made))

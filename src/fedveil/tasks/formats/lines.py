@@ -17,12 +17,14 @@ def read_text(path: Path, limit: int = LIMIT) -> str:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise FedveilError(f"{path}: line {line} is not UTF-8 text ({error.reason}); get it again") from None
+        raise FedveilError(
+            f"{path}: line {line} is not UTF-8 text ({error.reason}): save it as UTF-8, or get it again"
+        ) from None
     if "\0" in text:
         line = text.count("\n", 0, text.index("\0")) + 1
-        raise FedveilError(f"{path}: line {line} holds a zero byte, so it is not text; get it again")
+        raise FedveilError(f"{path}: line {line} holds a zero byte, so it is not text")
     if not text:
-        raise FedveilError(f"{path}: is empty; get it again")
+        raise FedveilError(f"{path}: is empty")
     return text
 
 

@@ -91,8 +91,8 @@ class Transformer(ModelSpec):
             raise FedveilError(f"{self.name}: weights have their own sizes: leave width, layers and heads out")
         if vocabulary.trained:
             raise FedveilError(
-                f"{self.name}: weights need the tokenizer they were made with, and there is none in {folder}: "
-                f"{data}:tokenizer=FOLDER"
+                f"{self.name}: weights need the tokenizer they were made with, and there is none in {folder}: name the "
+                "one for the data, tokenizer=FOLDER"
             )
         if not (folder / "config.json").is_file():
             raise FedveilError(f"{self.name}: no config.json in {folder}: weights must be the folder of a saved model")
