@@ -69,10 +69,11 @@ FIELDS = (
     Field("cifar10", "lenet", SMALL[2:]),
     Field("fashion-mnist", "lenet", SMALL, defenses=("none",)),
     Field("cifar10", "resnet18:norm=group", ("inverting-gradients:steps=60,restarts=1,polish=0",), defenses=("none",)),
-    Field("cifar10", "convnet:width=16", LARGE, defenses=("none",)),
-    # The papers' batches, last: what is stopped has the single pictures.
+    # The papers' batches.
     *(Field(data, "lenet", BATCHED, 8) for data in ("mnist", "cifar10", "pneumoniamnist")),
     *(Field(data, "lenet", OF_FOUR, 4) for data in ("mnist", "cifar10", "pneumoniamnist")),
+    # Last, as it takes longest.
+    Field("cifar10", "convnet:width=16", LARGE, defenses=("none",)),
 )
 
 
@@ -105,6 +106,7 @@ def measure() -> Iterator[list[Table]]:
             + ".",
         )
         table = tables.setdefault(fresh.title, fresh)
+        table.note = fresh.note
         for defense in field.defenses:
             if [defense, str(field.batch)] in [row[:2] for row in table.rows]:
                 continue
