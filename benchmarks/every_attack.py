@@ -42,6 +42,12 @@ class Field:
         batches = "" if self.batch == 1 else ", in batches"
         return f"Every attack on {self.data}, {self.model}, untrained{batches}, at a desk setting"
 
+    def faced_by(self, defense: str) -> list[str]:
+        """The attacks that a defense faces here."""
+        if defense not in self.defenses:
+            return []
+        return [each for each in self.attacks if defense == "none" or each not in FIRST]
+
     @property
     def auxiliary(self) -> str:
         """The rest of a large set; of a small one, what is held out."""
@@ -52,8 +58,19 @@ INVERTING = "inverting-gradients:steps=200,restarts=1,signed=false"
 LEARNED = ("learned-linear", "lti", "gias", "latent-start")
 FIRST = ("dlg:steps=60", "idlg:steps=60")  # known to fail under defenses: undefended only
 SMALL = (*FIRST, INVERTING, "grad-inversion:seeds=2", "ci-net", *LEARNED, "mjolnir:steps=200,restarts=1")
-# A step of `convnet` takes many times as long as one of `lenet`.
-LARGE = (f"{INVERTING},polish=2", "latent-start:steps=100,polish=2")
+# A step of `convnet` takes fifty times as long as one of `lenet`, and one of `resnet18` ten times that.
+LARGE = (
+    "inverting-gradients:steps=200,restarts=1,polish=2",
+    "grad-inversion:steps=100,seeds=2,polish=2",
+    "ci-net:steps=100,polish=2",
+    "learned-linear",
+    "lti:steps=500,most=4000",
+    "gias:steps=100,weight_steps=50",
+    "latent-start:steps=100,polish=2",
+)
+LARGEST = ("inverting-gradients:steps=60,restarts=1,polish=0", "learned-linear:most=300")
+# Polishing needs second derivatives, which networks of sigmoids have: as Gradient Dropout's experiments use them.
+SMOOTH = ("inverting-gradients:steps=40,restarts=1,polish=5", "learned-linear:most=300")
 BATCHED = (
     f"{INVERTING},polish=10",
     "grad-inversion:steps=200,seeds=2,polish=10",
@@ -68,56 +85,80 @@ FIELDS = (
     Field("pneumoniamnist", "lenet", SMALL),
     Field("cifar10", "lenet", SMALL[2:]),
     Field("fashion-mnist", "lenet", SMALL, defenses=("none",)),
-    Field("cifar10", "resnet18:norm=group", ("inverting-gradients:steps=60,restarts=1,polish=0",), defenses=("none",)),
-    Field("cifar10", "convnet:width=16", LARGE, defenses=("none",)),
-    # The papers' batches, last: what is stopped has the single pictures.
+    Field("cifar10", "resnet18:norm=group", LARGEST, defenses=("none",)),
+    # The papers' batches.
     *(Field(data, "lenet", BATCHED, 8) for data in ("mnist", "cifar10", "pneumoniamnist")),
     *(Field(data, "lenet", OF_FOUR, 4) for data in ("mnist", "cifar10", "pneumoniamnist")),
+    # Last, as they take longest.
+    Field("cifar10", "resnet18:activation=sigmoid", SMOOTH, defenses=("none",)),
+    Field("cifar10", "convnet:width=16", LARGE, defenses=("none",)),
 )
 
 
 def measure() -> Iterator[list[Table]]:
     torch.set_num_threads(1)
     tables = {table.title: table for table in measured("every-attack")}
-    for field in FIELDS:
-        try:
-            task = fv.task(field.data, model=field.model, limit=field.limit)
-        except FedveilError as error:
-            print(f"every-attack leaves {field.data} out: {error}")
-            continue
-        fresh = Table(
-            field.title,
-            [
-                "defense",
-                "batch",
-                "attack",
-                "attacker",
-                "PSNR (dB)",
-                "SSIM",
-                "LPIPS (VGG-16)",
-                "identified",
-                "s per image",
-            ],
-            "Mean over test images, with its 95 % interval for PSNR; identified among 100. Seconds are those of an "
-            "attack in all its roles, without what it learns before, on two busy cores. The mean image and the "
-            "picture's own mean color are what a guess gets: an attack below them shows nothing. Settings: "
-            + ", ".join(f"`{each}`" for other in FIELDS if other.title == field.title for each in other.attacks)
-            + ".",
-        )
-        table = tables.setdefault(fresh.title, fresh)
-        for defense in field.defenses:
-            if [defense, str(field.batch)] in [row[:2] for row in table.rows]:
-                continue
-            add(table, defense, field.batch, audited(task, field, defense))
-            yield list(tables.values())
+    for defense in DEFENSES:  # what is stopped has something of every field
+        for field in FIELDS:
+            table = tables.get(field.title) or Table(field.title, HEAD)
+            table.note = note_of(field)
+            known = {row[2] for row in table.rows if row[:2] == [defense, str(field.batch)]}
+            missing = [each for each in field.faced_by(defense) if each.partition(":")[0] not in known]
+            task = task_of(field) if missing else None
+            if task is not None:
+                tables[field.title] = table
+                add(table, defense, field.batch, audited(task, field, defense, missing))
+                table.rows.sort(key=_place)
+                yield list(tables.values())
 
 
-def audited(task: fv.Task, field: Field, defense: str) -> AuditResult:
+def _place(row: list[str]) -> tuple[int, int, bool]:
+    """Where a row stands: by batch, then defense; guesses behind attacks. Sorting leaves the others as they came."""
+    return int(row[1]), DEFENSES.index(row[0]), row[3] == GUESS
+
+
+def task_of(field: Field) -> fv.Task | None:
+    """Its task; None where the files are missing."""
+    try:
+        return fv.task(field.data, model=field.model, limit=field.limit)
+    except FedveilError as error:
+        print(f"every-attack leaves {field.data} out: {error}")
+        return None
+
+
+HEAD = [
+    "defense",
+    "batch",
+    "attack",
+    "attacker",
+    "PSNR (dB)",
+    "SSIM",
+    "LPIPS (VGG-16)",
+    "identified",
+    "s per image",
+]
+
+
+def note_of(field: Field) -> str:
+    """What stands over its table."""
+    fields = [other for other in FIELDS if other.title == field.title]
+    settings = dict.fromkeys(f"`{each}`" for other in fields for each in other.attacks)
+    updates = " and ".join(f"{UPDATES[other.batch]} updates of {other.batch}" for other in fields)
+    return (
+        f"Mean over test images of {updates}, with its 95 % interval for PSNR; identified among 100. Seconds are those "
+        "of an attack in all its roles, without what it learns before, on two busy cores. The mean image and the "
+        "picture's own mean color are what a guess gets: an attack below them shows nothing. Settings: "
+        + ", ".join(settings)
+        + "."
+    )
+
+
+def audited(task: fv.Task, field: Field, defense: str, attacks: list[str]) -> AuditResult:
     begun = time.perf_counter()
     found = fv.audit(
         task,
         defense,
-        [each for each in field.attacks if defense == "none" or each not in FIRST],
+        attacks,
         settings=fv.AuditSettings(
             victims=UPDATES[field.batch],
             batch_size=field.batch,
@@ -131,7 +172,8 @@ def audited(task: fv.Task, field: Field, defense: str) -> AuditResult:
         store=STORE,
         workers=2,
     )
-    print(f"{field}, {defense}: {time.perf_counter() - begun:.0f} s", flush=True)
+    seconds = time.perf_counter() - begun
+    print(f"{field.data}, {field.model}, batch {field.batch}, {defense}, {len(attacks)}: {seconds:.0f} s", flush=True)
     return found
 
 
@@ -146,6 +188,7 @@ def _has_lpips() -> bool:
 
 # ---- rows ---------------------------------------------------------------------------------------------------
 
+GUESS = "a guess"
 WHO = {"ceiling": "", "naive": "naive", "adaptive": "knows the defense", "noise-floor": "noise for the update"}
 
 
@@ -157,12 +200,10 @@ def add(table: Table, defense: str, batch: int, found: AuditResult) -> None:
             row = found.result.row(role, attack)  # type: ignore[arg-type]
             if row is not None:
                 table.add(defense, batch, attack, WHO[role], *_numbers(row), f"{seconds[attack]:.1f}")
-    mean = found.result.row("mean-floor")
-    if mean is not None:
-        table.add(defense, batch, "mean image", "a guess", *_numbers(mean), "")
-    table.add(defense, batch, "own mean color", "a guess", _own_color(found), "", "", "", "")
-    for row in table.rows[-1:]:
-        print(row, flush=True)
+    mean, guessed = found.result.row("mean-floor"), [defense, str(batch), GUESS]
+    if mean is not None and guessed not in [[*row[:2], row[3]] for row in table.rows]:
+        table.add(defense, batch, "mean image", GUESS, *_numbers(mean), "")
+        table.add(defense, batch, "own mean color", GUESS, _own_color(found), "", "", "", "")
 
 
 def _numbers(row: Row) -> tuple[str, str, str, str]:

@@ -29,6 +29,7 @@ from fedveil.defenses.dp_sgd import DPSGD
 from fedveil.defenses.fedem import FedEM
 from fedveil.defenses.gradient_dropout import GradientDropout
 from fedveil.defenses.noise import GaussianNoise
+from fedveil.defenses.sign import SignCompression
 from fedveil.leakage.metrics import psnr
 from fedveil.streams import Streams
 
@@ -110,6 +111,22 @@ def test_under_clipping_and_noise_distances_are_in_units_of_the_noise_per_input(
         _, cost, _ = made._evaluate({"inputs": inputs}, made._fixed(found.problem, objective), objective)
         expected = scene.updates.message.size / (2 * inputs[0].numel())
         torch.testing.assert_close(cost, torch.full_like(cost, expected), rtol=0.1, atol=0)
+
+
+@pytest.mark.parametrize(("flip", "more"), [(0.0, 6), (0.2, 3)])
+def test_signs_are_matched_by_their_likelihood(flip, more):
+    inputs, scene = defended(SignCompression(flip=flip))
+    aware, blind = quality(QUICK.run(scene), inputs), quality(QUICK.run(naive(scene)), inputs)
+    assert aware > blind + more, (aware, blind)
+
+
+def test_signs_that_noise_came_to_or_that_several_steps_add_up_to_are_not_matched_as_such():
+    _, scene = defended(SignCompression())
+    facts, sent = scene.updates.facts, scene.updates.message
+    known = (Chain.of(defense).knowledge for defense in ("sign-compression", "sign-compression+gaussian-noise"))
+    assert [one(sent, facts).signs for one in known] == [True, False]
+    several = replace(facts, kind="weights", steps=3)
+    assert not Chain.of("sign-compression").knowledge(sent, several).signs
 
 
 def test_polishing_rebuilds_whole_batches():

@@ -1,5 +1,7 @@
 """Costs against plain NumPy, and what weights, scale and zeros do to them."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -39,10 +41,21 @@ def numpy_cost(name, update, target, weight):
         return (w * (u / np.linalg.norm(u) - t) ** 2).sum()
     if name == "layer-cosine":
         return np.mean([numpy_cosine(update[n].ravel(), target[n].ravel(), weight[n].ravel()) for n in update])
+    if name == "signs":
+        return numpy_signs(update, target, weight)
     squares = (w * (u - t) ** 2).sum()
     if name == "relative-l2":
         return squares / (w * t**2).sum()
     return squares if name == "l2" else squares + 0.01 * (w * np.abs(u - t)).sum()
+
+
+def numpy_signs(update, target, weight):
+    """−log of the chance of every sign: (1 − w)/2 that it was turned, and w that it is the update's, as it seems."""
+    costs = []
+    for n, entries in update.items():
+        likely = 1 / (1 + np.exp(-64.0 * np.sign(target[n]) * entries / np.abs(entries).mean()))
+        costs.append(-np.log((1 - weight[n]) / 2 + weight[n] * likely).ravel())
+    return np.concatenate(costs).mean()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -131,3 +144,28 @@ def test_layer_cosine_does_not_count_a_tensor_that_is_only_rounding():
     torch.testing.assert_close(one, other)
     without = [{n: v for n, v in part.items() if n != "b"} for part in (update, target, weight)]
     torch.testing.assert_close(one, MATCHES["layer-cosine"](*tensors(*without)))
+
+
+def test_signs_are_blind_to_the_size_of_every_tensor_and_to_tensors_that_are_only_rounding():
+    update, target, weight = tensors(*trees(7))
+    cost = MATCHES["signs"]
+    expected = cost(update, target, weight)
+    torch.testing.assert_close(cost({**update, "b": 1e-3 * update["b"]}, target, weight), expected)
+    torch.testing.assert_close(cost(update, {**target, "b": 5.0 * target["b"]}, weight), expected)
+    without = [{n: v for n, v in part.items() if n != "b"} for part in (update, target, weight)]
+    torch.testing.assert_close(cost({**update, "b": 1e-9 * update["b"]}, target, weight), cost(*without))
+
+
+def test_an_entry_that_was_sent_as_zero_is_wrong_with_either_sign():
+    cost, one = MATCHES["signs"], {"a": torch.ones(3)}
+    sent = {"a": torch.tensor([1.0, 0.0, -1.0])}
+    zero, up, down = (cost({"a": torch.tensor([2.0, middle, -2.0])}, sent, one) for middle in (0.0, 1.0, -1.0))
+    assert zero < up
+    torch.testing.assert_close(up, down)
+
+
+def test_a_sign_that_may_have_been_turned_costs_no_more_than_that_is_unlikely():
+    cost = MATCHES["signs"]
+    entries, wrong = {"a": torch.tensor([3.0, 1.0, 1.0, 1.0])}, {"a": torch.tensor([-1.0, 1.0, 1.0, 1.0])}
+    found = cost(entries, wrong, {"a": torch.full((4,), 0.6)})
+    torch.testing.assert_close(found, torch.tensor([-math.log(0.2)] + 3 * [-math.log(0.8)]).mean())

@@ -194,6 +194,8 @@ def _adapted(recipe: Recipe, known: Knowledge) -> Recipe:
     Where the size of the update is not known, its direction is matched. Where it is not known which entries are right,
     the last steps follow after the trust in each entry is estimated anew.
     """
+    if known.signs:
+        return _matching_signs(recipe)
     if known.bound is not None:
         recipe = _all_matching(recipe, "direction")
     if known.reweight is not None:
@@ -208,6 +210,15 @@ def _all_matching(recipe: Recipe, match: MatchName) -> Recipe:
         return replace(phase, match=match) if phase.match in ("l2", "relative-l2") else phase
 
     return replace(recipe, tries=tuple(tuple(other(phase) for phase in phases) for phases in recipe.tries))
+
+
+def _matching_signs(recipe: Recipe) -> Recipe:
+    """The same by the likelihood of signs, also at its end: no fit explains the squares of what was sent."""
+
+    def alike(phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
+        return tuple(replace(phase, match=None, accepts=None) for phase in phases)
+
+    return replace(recipe, match="signs", tries=tuple(alike(phases) for phases in recipe.tries))
 
 
 def _with_reweighing(phases: tuple[Phase, ...]) -> tuple[Phase, ...]:

@@ -145,6 +145,9 @@ class Knowledge:
     # For defenses that bound the update: the norm that the target has without noise, inf if that is not known. Its
     # direction is right in either case.
     bound: float | None = None
+    # For defenses that send signs: whether these are all that is right of the target. One of weight w was turned with
+    # the chance (1 − w)/2.
+    signs: bool = False
     # Where several messages about each batch were seen and there is a `reweight`: what each of them says, and how they
     # are put together anew, given a candidate. It then acts in the place of `reweight`.
     views: tuple[Tree, ...] = ()
@@ -193,6 +196,7 @@ def undo(defense: Defense, known: Knowledge, facts: Facts) -> Knowledge:
         before=step.before + known.before,
         noise=known.noise if step.noise is None else step.noise,
         bound=known.bound if step.bound is None else step.bound,
+        signs=known.signs or (step.signs and known.noise is None),  # noise that came later turns signs, too
     )
 
 

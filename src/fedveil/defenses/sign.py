@@ -10,7 +10,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedveil.defenses.base import Call, Defense, Facts, Knowledge, Strength, mean_tree, once_as_sent, trusting
+from fedveil.defenses.base import Call, Defense, Facts, Knowledge, Strength, mean_tree, once_as_sent
 from fedveil.defenses.densities import IMPOSSIBLE, Pair, either, summed
 from fedveil.fields import Positive, declared
 from fedveil.registry import defenses
@@ -54,9 +54,17 @@ class SignCompression(Defense):
         return per_client(matrix(g).abs().mean(1), g) if self.scale is None else self.scale
 
     def knowledge(self, observed: Tree, facts: Facts) -> Knowledge:
-        """sign · scale is the best guess at an entry; with flips, times 1 − 2·flip. All entries are trusted alike."""
-        known = super().knowledge(observed, facts)
-        return Knowledge(target=observed * (1 - 2 * self.flip), weight=known.weight)
+        """sign · scale is the best guess at an entry; with flips, times 1 − 2·flip. Only the signs are right.
+
+        What several local steps add up to has other signs than each of them.
+        """
+        share = 1 - 2 * self.flip
+        weight = observed.map(lambda tensor: tensor.new_tensor(share).expand_as(tensor))
+        return Knowledge(target=observed * share, weight=weight, signs=self._once(facts))
+
+    def _once(self, facts: Facts) -> bool:
+        """Whether an update is what was sent in a single step."""
+        return facts.in_target(self.acts_at) is not None
 
     def together(self, views: Sequence[Knowledge], facts: Facts) -> Knowledge:
         """The size, times 2·P(positive) − 1 given how often each sign was sent."""
@@ -66,7 +74,7 @@ class SignCompression(Defense):
         votes, size = (mean_tree([view.map(part) for view in sent]) * len(sent) for part in (torch.sign, torch.abs))
         certain = (math.log1p(-self.flip) - math.log(self.flip)) / 2  # half the log odds of one message
         target = size.combine(votes, lambda total, vote: total / len(sent) * torch.tanh(certain * vote))
-        return trusting(target)
+        return Knowledge(target, votes.map(lambda vote: torch.tanh(certain * vote).abs()), signs=True)
 
     def measures(self, update: Tree) -> dict[str, float]:
         """The cosine of sign(g)·s to g, Σ s|g| / (‖g‖·√Σ s²), exact for one step; flips multiply it by 1 − 2·flip."""
