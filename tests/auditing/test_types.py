@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 import torch
 from torch import nn
@@ -10,6 +12,7 @@ import fedveil as fv
 from fedveil.auditing.audit_result import LeakageTable
 
 
+@cache
 def audited(dtype: torch.dtype, protocol: str) -> LeakageTable:
     torch.manual_seed(0)
     layers = (nn.Flatten(), nn.Linear(64, 16), nn.Sigmoid(), nn.Linear(16, 4))
