@@ -79,6 +79,7 @@ def test_what_is_wrong_is_told_before_anything_is_written(tmp_path: Path, new: N
 SAID = """
 Traceback (most recent call last):
 fedveil.errors.FedveilError: cannot read nosuch.csv: No such file or directory
+\033[91mERROR \033[0m:     Exit Code: 700
 2026-11-20T00:24:16.302Z INFO [uvicorn.error] Finished server process [21618]
 """
 
