@@ -84,7 +84,7 @@ fedveil.errors.FedveilError: cannot read nosuch.csv: No such file or directory
 """
 
 
-@pytest.mark.parametrize("status, code", [("finished:completed", 0), ("finished:failed", 1), ("finished:stopped", 1)])
+@pytest.mark.parametrize("status, code", [("finished:completed", 0), ("finished:failed", 2), ("finished:stopped", 2)])
 def test_a_run_that_failed_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], status: str, code: int
 ) -> None:
