@@ -79,11 +79,12 @@ def test_what_is_wrong_is_told_before_anything_is_written(tmp_path: Path, new: N
 SAID = """
 Traceback (most recent call last):
 fedveil.errors.FedveilError: cannot read nosuch.csv: No such file or directory
+\033[91mERROR \033[0m:     Exit Code: 700
 2026-11-20T00:24:16.302Z INFO [uvicorn.error] Finished server process [21618]
 """
 
 
-@pytest.mark.parametrize("status, code", [("finished:completed", 0), ("finished:failed", 1), ("finished:stopped", 1)])
+@pytest.mark.parametrize("status, code", [("finished:completed", 0), ("finished:failed", 2), ("finished:stopped", 2)])
 def test_a_run_that_failed_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], status: str, code: int
 ) -> None:

@@ -168,6 +168,9 @@ def _tell(folder: Path, seen: int, told: Callable[[dict[str, Any]], None]) -> in
 
 
 def _last_words(log: Path) -> str:
-    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines()]
-    telling = [line for line in lines if re.search("Error|ERROR|Exception", line)] or lines
+    """The last exception in a log, or its last error."""
+    said = re.sub(r"\x1b\[[0-9;]*m", "", log.read_text(encoding="utf-8", errors="replace"))  # without colors
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    raised = [line for line in lines if re.match(r"[\w.]+(Error|Exception): ", line)]
+    telling = raised or [line for line in lines if "ERROR" in line] or lines
     return telling[-1][:300] if telling else "it said nothing"
