@@ -17,6 +17,7 @@ from fedveil.cli.study import exported
 from fedveil.files import write_atomically
 from fedveil.study.rooms import IndexedStore
 from fedveil.study.studying import find_study, illustrated, plan_study
+from fedveil.tasks.sources import data_root
 
 RESULTS = Path(__file__).parent / "RESULTS.md"
 BLOCK = re.compile(r"(?<=<!-- )(?P<name>[\w-]+/[\w-]+) -->\n.*?(?=<!-- end -->)", re.DOTALL)
@@ -27,7 +28,7 @@ def table(name: str, store: IndexedStore) -> str | None:
     outcome, drawings = illustrated(plan_study(find_study(name), "desk", store), store)
     if all(value.ours is None for value in outcome.values):
         return None
-    made = exported(outcome, drawings, "md")
+    made = exported(outcome, drawings, "md").replace(str(data_root(None)), "FEDVEIL_DATA")
     return re.sub(r"\A### .*\n\n", "", made)  # the section has a title of its own
 
 

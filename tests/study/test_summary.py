@@ -59,6 +59,8 @@ def test_rows_of_different_metrics_have_no_common_order() -> None:
 def test_who_gets_clearly_more_overturns_the_claim(who: str, words: str) -> None:
     overturned = SAME[0].model_copy(update={who: near(30.0)})
     assert any(words in sentence for sentence in summary(outcome(overturned, *SAME[1:])))
+    tiny = value("a", 1.0, "10", half=1e-6).model_copy(update={who: near(1.00001, 1e-6)})
+    assert not any(words in sentence for sentence in summary(outcome(tiny, *SAME[1:])))
     same = SAME[0].model_copy(update={who: near(1.05)})
     assert not any(words in sentence for sentence in summary(outcome(same, *SAME[1:])))
 

@@ -105,8 +105,11 @@ def _overturned(outcome: Outcome, group: str) -> list[str]:
         ):
             if other is None or not _clearly_more(value, other, sample):
                 continue
+            theirs, more = f"{value.ours.mean:.3g}", f"{other.mean:.3g}"
+            if theirs == more:  # a difference that is certain, and of no weight
+                continue
             told.append(
-                f"{value.row}, {value.column}: {value.ours.mean:.3g} for the attacker of the paper, {other.mean:.3g} "
+                f"{value.row}, {value.column}: {theirs} for the attacker of the paper, {more} "
                 f"for one {who}: it protects less than the table shows{_claims(outcome, value, other, sample)}."
             )
     return told
