@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from attacks.texts import running_task, same_sentences, text_scene, text_task
+from attacks.texts import LENGTH, running_task, same_sentences, text_scene, text_task
 from fedveil.attacks.sentence_fit import SentenceFit
 from fedveil.attacks.text_layers import TextLayers
 from fedveil.attacks.token_rows import Tables, TokenRows
@@ -88,26 +88,24 @@ def test_rows_that_do_not_stand_out_of_the_noise_are_matched_to_places(tmp_path:
     assert read.sentence() == tuple(sentence)
 
 
-def test_rows_with_holes_are_compared_where_both_are_known(tmp_path: Path) -> None:
-    """Half of all entries are not there, others in every row; tokens that are repeated are found, too."""
-    task = text_task(tmp_path)
-    form = task.text
+@pytest.mark.parametrize("decoys", [0.0, 0.05])
+@pytest.mark.parametrize("length", [7, LENGTH])
+def test_rows_of_which_only_some_entries_are_right_are_read(tmp_path: Path, decoys: float, length: int) -> None:
+    """Four of ten entries are masked, or decoys, others in every row. Some tokens are there twice, one three times."""
+    form = text_task(tmp_path).text
     assert form is not None
     (first,), (last,) = form.ends
     draw = torch.Generator().manual_seed(0)
-    for sentence in ([first, 40, 51, 62, 84, 73, last], [first, 40, 51, 40, 62, 51, last]):
-        rows = torch.randn(len(sentence), 64, generator=draw, dtype=torch.float64)
-        table = torch.zeros(form.entries, 64, dtype=torch.float64)
-        places = torch.zeros(form.length, 64, dtype=torch.float64)
-        places[: len(sentence)] = rows
-        table.index_add_(0, torch.tensor(sentence), rows)
-        there = {
-            name: torch.rand(each.shape, generator=draw) > 0.5 for name, each in zip("tp", (table, places), strict=True)
-        }
-        sent = {"t": table * there["t"], "p": places * there["p"]}
-        tables = Tables("t", "p", form, 0)
-        known = {name: (each != 0).float() for name, each in sent.items()}
-        assert tables.read(sent, known).sentence() == tuple(sentence)
+    for inner in ([40, 51, 62, 84, 73], [40, 51, 40, 62, 51], [40, 40, 51, 40, 73]):
+        sentence = [first, *inner, *range(90, 90 + length - 7), last]
+        rows = 0.05 * torch.randn(len(sentence), 96, generator=draw, dtype=torch.float64)
+        sent = {"places": torch.zeros(form.length, 96), "tokens": torch.zeros(form.entries, 96)}
+        sent["places"][: len(sentence)] = rows.float()
+        sent["tokens"].index_add_(0, torch.tensor(sentence), rows.float())
+        for name, table in sent.items():
+            kept = torch.rand(table.shape, generator=draw) > 0.4
+            sent[name] = torch.where(kept, table / 0.6, decoys * torch.randn(table.shape, generator=draw))
+        assert Tables("tokens", "places", form, 0).read(sent).sentence() == tuple(sentence)
 
 
 def test_a_repeated_token_is_found_at_both_places_through_noise(tmp_path: Path) -> None:

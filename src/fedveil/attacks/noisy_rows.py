@@ -18,23 +18,15 @@ SWEEPS = 40  # changes at most, each the best of those that one place or a turn 
 BY_CHANCE = 4.5  # standard deviations that the best of some ten thousand rows of noise reaches
 
 
-Trust = tuple[Tensor, Tensor]  # in every entry of the rows of tokens, and of places: between 0 and 1
-
-
-def likeliest(
-    table: Tensor, places: Tensor, noise: float, form: TextForm, trust: Trust | None = None
-) -> tuple[int, ...]:
+def likeliest(table: Tensor, places: Tensor, noise: float, form: TextForm) -> tuple[int, ...]:
     """The tokens of one sentence from the gradients of the tokens (T, width) and of the places (P, width).
 
     The row of a token that stands at one place is that place's row, each with noise of its own; all other rows are
     noise. A pair explains |a + b|²/2 of both, so tokens are shared out among the places by these; of each length the
-    sum beyond chance tells the likeliest. Tokens that are repeated are found afterwards, place by place. Entries that
-    are trusted less say less, and those that were not sent nothing: two rows are compared where both are known.
+    sum beyond chance tells the likeliest. Tokens that are repeated are found afterwards, place by place.
     """
     width = table.shape[1]
-    gain = _gain(table, places, trust)  # (T, P)
-    if trust is not None:  # most tokens are not in the sentence
-        noise = float((trust[0] * table.square()).sum(1).median()) / width
+    gain = (table.square().sum(1)[:, None] + places.square().sum(1)) / 2 + table @ places.T  # (T, P)
     before, behind = form.ends
     inner = gain.clone()
     inner[sorted(form.special)] = -math.inf
@@ -55,29 +47,11 @@ def likeliest(
         return ()
     end = len(before) + len(found[1])
     own = places[len(before) : end]
-    of_own = None if trust is None else (trust[0], trust[1][len(before) : end])
-    sharing, options = _Sharing(table, own, of_own), [each.tolist() for each in best[:, len(before) : end].T]
+    sharing, options = _Sharing(table, own), [each.tolist() for each in best[:, len(before) : end].T]
     loud = inner.amax(1).topk(min(len(own), len(inner))).indices  # as if all that stand out were there
     shares = torch.linalg.lstsq(table[loud].T, own.T).solution
     starts = (found[1], loud[shares.argmax(0)].tolist())
     return (*before, *max(sharing.improved(start, options) for start in starts)[1], *behind)
-
-
-def _gain(table: Tensor, places: Tensor, trust: Trust | None) -> Tensor:
-    """How much every token and place explain of each other: (T, P)."""
-    if trust is None:
-        return (table.square().sum(1)[:, None] + places.square().sum(1)) / 2 + table @ places.T
-    own = (trust[0] * table.square()).sum(1)
-    found = [
-        own + (each * row.square()).sum() - (_both(trust[0], each) * (table - row).square()).sum(1)
-        for row, each in zip(places, trust[1], strict=True)
-    ]
-    return torch.stack(found, 1)
-
-
-def _both(one: Tensor, other: Tensor) -> Tensor:
-    """The trust in a difference: errors add up."""
-    return one * other / (one + other).clamp_min(1e-30)
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,7 +63,6 @@ class _Sharing:
 
     table: Tensor
     places: Tensor
-    trust: Trust | None = None
 
     def explained(self, tokens: list[int]) -> float:
         """How much nearer the rows of tokens are to what their places add up to than to nothing; all have noise."""
@@ -97,13 +70,8 @@ class _Sharing:
         for token in set(tokens):
             at = [place for place, each in enumerate(tokens) if each == token]
             row = self.table[token]
-            off = (row - self.places[at].sum(0)).square()
-            if self.trust is None:
-                total += float(row.square().sum() - off.sum() / (len(at) + 1))
-                continue
-            own, there = self.trust[0][token], self.trust[1][at]
-            together = 1 / (1 / there.clamp_min(1e-30)).sum(0)
-            total += float((own * row.square() - _both(own, together) * off).sum())
+            left = (row - self.places[at].sum(0)).square().sum() / (len(at) + 1)
+            total += float(row.square().sum() - left)
         return total
 
     def improved(self, tokens: list[int], options: list[list[int]]) -> tuple[float, list[int]]:

@@ -12,21 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from fedveil.attacks.agreeing_rows import by_agreement
 from fedveil.attacks.base import Attack, Work
 from fedveil.attacks.finding import Reconstruction
-from fedveil.attacks.noisy_rows import Trust, likeliest
+from fedveil.attacks.noisy_rows import likeliest
 from fedveil.attacks.scene import Public, Scene
 from fedveil.attacks.sentence_search import Options
 from fedveil.attacks.threat import ThreatModel
-from fedveil.attacks.token_span import (
-    Found,
-    Victims,
-    check_layers,
-    finding,
-    in_span,
-    read_labels,
-    trust_of,
-)
+from fedveil.attacks.token_span import Found, Victims, check_layers, finding, in_span, read_labels
 from fedveil.errors import FedveilError
 from fedveil.fields import Count, declared
 from fedveil.registry import attacks
@@ -46,13 +39,13 @@ class TokenRows(Attack):
     Only tokens of the batch have a row in the gradient of the token table, so the set of tokens is read off. The row of
     a token is the sum of the rows of the places that it stands at, which tells where. Of batches of several sentences
     the rows say which tokens may stand at a place, and the sentences are put together as `token-span` does. Under noise
-    tokens are shared out among the places by how well the rows of both agree, so none need stand out alone. Needs a
-    model that shares the gradient of its embeddings, as any does that is trained as a whole. A real attacker does this
-    first.
+    tokens are shared out among the places by how well the rows of both agree, so none need stand out alone; of rows
+    that are masked, or have decoys, the entries count in which they are equal. Needs a model that shares the gradient
+    of its embeddings, as any does that is trained as a whole. A real attacker does this first.
     """
 
     modalities: ClassVar[tuple[str, ...]] = ("sentences",)
-    revision: ClassVar[int] = 3  # weak rows are read through noise; of batches, embeddings that were moved
+    revision: ClassVar[int] = 3  # weak rows are read through noise, and those with holes entry by entry
 
     options: Count = 16  # tokens, at most, that are tried at each place for each sentence of a batch
 
@@ -80,7 +73,7 @@ class TokenRows(Attack):
         victims = Victims.of(scene) if scene.batch_size > 1 else None
         found = []
         for number in range(scene.count):
-            rows = tables.read(known.target.row(number), trust_of(known.weight, number))
+            rows = tables.read(known.target.row(number))
             if victims is None:
                 label = read_labels(scene.public, known.target.row(number), 1)[0]
                 found.append([Found(rows.sentence(), label, 0.0)])
@@ -126,22 +119,18 @@ class Tables:
             raise FedveilError("no gradient of embeddings of places is shared, by which tokens are put in order")
         return cls(tokens, places, form, public.model.first_place)
 
-    def read(self, gradient: Mapping[str, Tensor], weight: Mapping[str, Tensor] | None = None) -> Rows:
-        """The rows of both tables in one gradient, whose entries are trusted by `weight`."""
-        some = slice(self.first, self.first + self.form.length)
-        table, places = gradient[self.tokens].double(), gradient[self.places][some].double()
+    def read(self, gradient: Mapping[str, Tensor]) -> Rows:
+        """The rows of both tables in one gradient."""
+        table = gradient[self.tokens].double()
+        places = gradient[self.places][self.first : self.first + self.form.length].double()
         squares = table.square().sum(1)
         # Most tokens are not in a batch: the median row is noise.
         noise = float(squares.median()) / table.shape[1]
         spread = math.sqrt(2 / table.shape[1])
         tokens = (squares > noise * table.shape[1] * (1 + PRESENT * spread)).nonzero().flatten()
         noisy = noise * table.shape[1] > CLEAN * float(squares.max())
-        trust = None
-        if weight is not None:
-            most = max(float(weight[self.tokens].max()), float(weight[self.places][some].max()), 1e-30)
-            trust = weight[self.tokens].double() / most, weight[self.places][some].double() / most
-        every = table if noisy or trust is not None else None
-        return Rows(table[tokens], tokens.tolist(), places, noise, self.form, every, trust)
+        holes = bool((table[tokens] == 0).any()) if len(tokens) else False
+        return Rows(table[tokens], tokens.tolist(), places, noise, self.form, table if noisy or holes else None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,8 +142,7 @@ class Rows:
     of_places: Tensor  # (P, width)
     noise: float  # variance of an entry
     form: TextForm
-    every: Tensor | None = None  # the rows of the whole vocabulary, where they are no plain sums of those of places
-    trust: Trust | None = None  # in every entry of these and of the places' rows, where they are not trusted alike
+    every: Tensor | None = None  # the rows of the whole vocabulary, where these are noisy or have holes
 
     def stands_at(self) -> Tensor:
         """How much of each place's row is in each token's: (T, P), 1 where the one sentence has the token there."""
@@ -163,7 +151,8 @@ class Rows:
     def sentence(self) -> tuple[int, ...]:
         """The tokens of the one sentence in their order."""
         if self.every is not None:
-            return likeliest(self.every, self.of_places, self.noise, self.form, self.trust)
+            found = by_agreement(self.every, self.of_places, self.form)
+            return found or likeliest(self.every, self.of_places, self.noise, self.form)
         if not self.tokens:
             return ()
         share = self.stands_at()
