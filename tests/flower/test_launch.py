@@ -67,11 +67,11 @@ sys.addaudithook(hook)
 from ray._common.usage import usage_lib
 from ray._private import services
 print(usage_lib.get_cloud_from_metadata_requests(), usage_lib.usage_stats_enabled(), services.get_node_ip_address())
-print(reached)
+print(reached - {"127.0.0.1", "localhost"})
 """
     env = {**environment(tmp_path), **ALONE}
     told = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=120)
-    assert told.stdout.splitlines() == ["unknown False 127.0.0.1", "{'127.0.0.1'}"], told.stderr
+    assert told.stdout.splitlines() == ["unknown False 127.0.0.1", "set()"], told.stderr
 
 
 def test_flower_s_programs_reach_each_other_past_a_proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
