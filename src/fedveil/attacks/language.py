@@ -125,7 +125,7 @@ class Pretrained:
         library = text_library("transformers")
         path = Path(name).expanduser()
         where = str(path) if path.is_dir() else name
-        packed: dict[str, str] = {}
+        packed: dict[str, Any] = {}
         if path.suffix == PACKED:
             if not path.is_file():
                 raise FedveilError(f"there is no file '{name}' of a causal language model")
