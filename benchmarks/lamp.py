@@ -74,7 +74,7 @@ def measure() -> Iterator[list[Table]]:
         return
     kept = {table.title: table for table in measured("lamp")}
     each = kept.get(EACH, Table(EACH, ["batch", "from", "update", "original", "found", *SHARES, "s per sentence"]))
-    each.note = "The last three are %, and 100 is a sentence that was found whole."
+    each.note = "Shares in %: of whole sentences, 100 is one that was found whole."
     attack, fitted = LAMP(), None
     for case in CASES:
         if case.key in [row[:3] for row in each.rows]:
@@ -133,7 +133,8 @@ def means(each: Table) -> Table:
         f"Sentences of {TOKENS[0]} to {TOKENS[-1]} tokens that no attack was tuned on, {ENCODER}; embeddings' "
         "gradients are not shared. Means in %, with 95 % intervals. `lamp` as it is (500 steps, n-gram model of "
         "held-out sentences of CoLA), which is told labels and lengths. From noise in place of the update: what the "
-        "language prior gets alone. Seconds on a busy machine.",
+        "language prior gets alone. Seconds are by the clock, mostly of a process that had a seventh of a core: "
+        "batches of one took about 150 s of processor time for a sentence.",
     )
     for batch, given in dict.fromkeys((row[0], row[1]) for row in each.rows):
         rows = [row for row in each.rows if row[:2] == [batch, given]]

@@ -178,7 +178,7 @@ def add(table: Table, case: Case, found: AuditResult) -> None:
 def add_quick(table: Table, task: fv.Task, embeddings: str) -> None:
     """How long an audit takes from its start to its verdict, and what the strongest attacker got."""
     begun = time.perf_counter()
-    found = fv.audit(task, "gradient-dropout", "quick", settings=fv.AuditSettings(victims=8), train=False)
+    found = fv.audit(task, "gradient-dropout", suite="quick", settings=fv.AuditSettings(victims=8), train=False)
     seconds = time.perf_counter() - begun
     rows = [row for row in found.result.rows if row.role == "adaptive" and "whole_sentences" in row.metrics]
     best = max(rows, key=lambda row: row.metrics["whole_sentences"].mean)
