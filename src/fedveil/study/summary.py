@@ -80,7 +80,7 @@ def _noise(outcome: Outcome, values: Sequence[Value]) -> str:
         alike = [row for row, each in apart.items() if each is not None and each.low <= 0 <= each.high]
         if alike:
             found.append(f"{own.row} is within noise of {_all_of(alike, others)}")
-    return "; ".join(found) + "." if found else ""
+    return "; ".join(found).removesuffix(".") + "." if found else ""
 
 
 def _spread_known(value: Value) -> bool:
