@@ -27,6 +27,7 @@ class Metric:
     digits: int  # after the decimal point, as printed
     words: str  # one or two sentences for a reader who meets it for the first time
     within: bool = False  # each value is itself a share, of the parts of one example
+    tool: str = ""  # the setting of an audit without which it is not measured
 
     @property
     def share(self) -> bool:
@@ -257,6 +258,7 @@ METRICS: dict[str, Metric] = {
         ),
         Metric(
             name="lpips",
+            tool="lpips",
             title="LPIPS",
             unit="",
             private="high",
@@ -266,6 +268,7 @@ METRICS: dict[str, Metric] = {
         ),
         Metric(
             name="kl",
+            tool="reference",
             title="KL",
             unit="nats",
             private="high",
@@ -276,6 +279,7 @@ METRICS: dict[str, Metric] = {
         ),
         Metric(
             name="feature_mse",
+            tool="reference",
             title="feature MSE",
             unit="",
             private="high",
@@ -285,6 +289,7 @@ METRICS: dict[str, Metric] = {
         ),
         Metric(
             name="logit_mse",
+            tool="reference",
             title="logit MSE",
             unit="",
             private="high",

@@ -10,7 +10,7 @@ from pathlib import Path
 from fedveil.auditing.audit_result import AuditResult
 from fedveil.errors import FedveilError
 from fedveil.federation.observers import Watch
-from fedveil.leakage.catalog import applies
+from fedveil.leakage.catalog import METRICS, applies
 from fedveil.study.definition import Scaled, Study
 from fedveil.study.figures import Drawing, figures_of
 from fedveil.study.leaderboard import Board, boards
@@ -21,12 +21,6 @@ from fedveil.study.running import Cell, Grid, audited
 from fedveil.workers import Workers
 
 HOME = Path("studies")  # where the papers' tables are
-# Metrics that are measured only if a setting asks for it.
-NEEDS = {
-    "lpips": "audit.lpips",
-    **dict.fromkeys(("kl", "feature_mse", "logit_mse"), "audit.reference"),
-    "local": "federation.local_utility",
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,11 +88,20 @@ def check_metrics(scaled: Scaled) -> None:
     cells = scaled.cells()
     for group, row, column in scaled.places():
         metric = row.metric or column.metric
-        if metric in NEEDS:
-            section, _, name = NEEDS[metric].partition(".")
+        needed = _needed(metric)
+        if needed:
+            section, _, name = needed.partition(".")
             experiment = cells[scaled.cell_name(group, row, column, scaled.seeds[0])].experiment
             if getattr(getattr(experiment, section), name) in ("none", 0):
-                raise FedveilError(f"{column.head or row.name}: {metric} is only measured where {NEEDS[metric]} is set")
+                raise FedveilError(f"{column.head or row.name}: {metric} is only measured where {needed} is set")
+
+
+def _needed(metric: str) -> str:
+    """The setting without which a metric is not measured; nothing where there is none."""
+    if metric == "local":
+        return "federation.local_utility"
+    tool = METRICS[metric].tool if metric in METRICS else ""
+    return f"audit.{tool}" if tool else ""
 
 
 def run_study(
